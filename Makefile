@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -103,8 +103,8 @@ bench-tail: setup  ## measure p99.9 under a steady load, event-loop stalls and m
 bench: setup  ## measure the cost of a request, as ratios to a bare server in the same run
 	@$(BIN)/python -m bench
 
-bench-crowd: $(STAMP)  ## measure crowds of identical requests, on one gateway and on three (1 minute)
-	@$(BIN)/python -m bench.crowd
+bench-coalescing: $(STAMP)  ## measure crowds of identical requests, on one gateway and on three (1 minute)
+	@$(BIN)/python -m bench.coalescing
 
 bench-failover: $(STAMP)  ## measure failovers of the store: primaries killed or cut off under load (3 minutes)
 	@$(BIN)/python -m bench.failover
@@ -228,7 +228,7 @@ MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
 OUTCOMES = $(EVAL)/data/routellm_outcomes.jsonl.gz
 bench-routing: setup $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## measure quality by the large model's share, and kept latency budgets by load (8 minutes, idle machine)
 ifdef EVAL
-	@$(TRAIN_ENV)/bin/python -m training.held_out --outcomes $(OUTCOMES) --model $(MODEL) --out build/routing/scores.json
+	@$(TRAIN_ENV)/bin/python -m training.outcome_scores --outcomes $(OUTCOMES) --model $(MODEL) --out build/routing/scores.json
 endif
 	@$(BIN)/python -m bench.routing --tools $(QUALITY_ENV)/bin/python --picture build/routing.png \
 	  $(if $(EVAL),--scores build/routing/scores.json)

@@ -15,18 +15,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from bench.gateways import bare, gateway_of
+from bench.gateways import gateway_of, start_bare_servers
 from bench.load import request_bytes, run
 from bench.process import rss_mb
-from bench.report import COLUMNS, Measured
+from bench.report import COLUMNS, Measurements
 from bench.rows import BURST, FIXED, KINDS, PROXY, RELAYED, ROWS, Row
 
 HERE = "this"
 Place = tuple[int, int]  # port, process
 
 
-def chosen(only: Collection[str]) -> list[Row]:
-    """All rows, or those that are named with the bare servers that they are compared with."""
+def choose_rows(only: Collection[str]) -> list[Row]:
+    """Return all rows, or the named ones and the bare servers that they are compared with."""
     rows = [row for row in ROWS if not only or row.name in only]
     rows += [row for row in ROWS if row.name in {each.beside for each in rows}]
     floors = {FIXED, PROXY}
@@ -38,16 +38,16 @@ def chosen(only: Collection[str]) -> list[Row]:
 
 
 class Bench:
-    """`trees`: checkouts by name, None for this one."""
+    """Measures the rows on `trees`: checkouts by name, None for this one."""
 
     def __init__(self, requests: int, rounds: int, only: Collection[str], trees: Mapping[str, Path | None]) -> None:
-        self.requests, self.rounds, self.rows, self.trees = requests, rounds, chosen(only), trees
-        self.measured = Measured(list(trees))
+        self.requests, self.rounds, self.rows, self.trees = requests, rounds, choose_rows(only), trees
+        self.measured = Measurements(list(trees))
         self._draw = random.Random(7)
 
     async def all(self) -> None:
         with ExitStack() as stack:
-            places = await self._started(stack)
+            places = await self._start(stack)
             for number in range(self.rounds + 1):
                 for connections in COLUMNS:
                     for row in self.rows:
@@ -55,9 +55,9 @@ class Bench:
             if ("onnx", HERE) in places:
                 self.measured.facts["RSS at the end, MB"] = rss_mb(places["onnx", HERE][1])
 
-    async def _started(self, stack: ExitStack) -> dict[tuple[str, str], Place]:
-        """-> where each of what the rows ask listens, by kind and tree."""
-        there = bare(stack)
+    async def _start(self, stack: ExitStack) -> dict[tuple[str, str], Place]:
+        """Start what the rows ask, and return where it listens, by kind and tree."""
+        there = start_bare_servers(stack)
         up, places = there.upstream, {("fixed", ""): there.fixed, ("proxy", ""): there.proxy}
         for name, kind in KINDS.items():
             for label, tree in self.trees.items() if any(row.on == name for row in self.rows) else ():
@@ -83,7 +83,7 @@ class Bench:
             if row.on == "workers":  # children of a supervisor; their store has next to nothing to do
                 load = replace(load, cpu_us=load.cpu_us + load.store_cpu_us, store_cpu_us=0)
             if number:  # the first round warms everything up
-                self.measured.note(row.name, label, connections, load)
+                self.measured.add(row.name, label, connections, load)
 
 
 def named_tree(text: str) -> tuple[str, Path]:
@@ -112,7 +112,7 @@ def main() -> None:
     asyncio.run(bench.all())
     print("\n".join(bench.measured.lines()))
     if arguments.json:
-        arguments.json.write_text(json.dumps(bench.measured.plain(), indent=1))
+        arguments.json.write_text(json.dumps(bench.measured.as_dict(), indent=1))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gateway
-from bench.asked import CONFIG, POLICY, body, other_case, unheard
-from bench.counted import OPTION
-from bench.gateways import Running, free_port, gateway_of, server
+from bench.call_counter import OPTION
+from bench.fixtures import CONFIG, POLICY, body, new_question, other_case
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.load import request_bytes, run
 from bench.protocols import EVENTS, QUESTION
 
@@ -35,9 +35,11 @@ OURS = str(Path(gateway.__file__).parent)
 
 
 @dataclass(frozen=True)
-class Way:
-    """A path through the gateway. `expect`: what the head of each answer contains. `question`: of each request. A
-    `live` stream takes as long as its events do: fewer are asked for."""
+class RequestPath:
+    """A path through the gateway. `expect`: text in the head of each answer. `question`: the one of each request.
+
+    A `live` stream takes as long as its events do, so there are fewer of them.
+    """
 
     expect: str
     model: str = "bench"
@@ -58,21 +60,21 @@ class Way:
         return body(self.question(draw), self.model, **fields, **({"stream": True} if self.live else {}))
 
 
-WAYS: Mapping[str, Way] = {
-    "exact hit": Way("detail=exact"),
-    "pass-through miss": Way("detail=policy", model="uncached"),
-    "unknown path": Way("detail=pass-through", path="/v1/unknown"),
-    "exact hit, new bytes": Way("detail=exact", new_bytes=True),
-    "semantic hit (hash)": Way("detail=semantic", question=other_case),
-    "chat miss, stored in the exact cache": Way("stored", model="exactly-bench", question=unheard),
-    "chat miss, stored in both caches": Way("stored", question=unheard),
-    f"live stream, {EVENTS} events": Way("detail=policy", model="uncached", live=True),
+PATHS: Mapping[str, RequestPath] = {
+    "exact hit": RequestPath("detail=exact"),
+    "pass-through miss": RequestPath("detail=policy", model="uncached"),
+    "unknown path": RequestPath("detail=pass-through", path="/v1/unknown"),
+    "exact hit, new bytes": RequestPath("detail=exact", new_bytes=True),
+    "semantic hit (hash)": RequestPath("detail=semantic", question=other_case),
+    "chat miss, stored in the exact cache": RequestPath("stored", model="exactly-bench", question=new_question),
+    "chat miss, stored in both caches": RequestPath("stored", question=new_question),
+    f"live stream, {EVENTS} events": RequestPath("detail=policy", model="uncached", live=True),
 }
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Of one request, by function: (file, function, line) -> calls."""
+    """The calls of one request, by function: (file, function, line) -> calls."""
 
     functions: Mapping[tuple[str, str, int], int]
 
@@ -82,42 +84,42 @@ class Calls:
 
     @property
     def own(self) -> int:
-        """Of the gateway's own code, without its libraries'."""
+        """The calls of the gateway's own code, without its libraries."""
         return sum(calls for (file, _, _), calls in self.functions.items() if file.startswith(OURS))
 
     def by_module(self) -> list[tuple[str, Counter[str]]]:
         modules: dict[str, Counter[str]] = {}
         for (file, function, _), calls in self.functions.items():
-            modules.setdefault(_module(file), Counter())[function] += calls
+            modules.setdefault(_module_path(file), Counter())[function] += calls
         return sorted(modules.items(), key=lambda item: -item[1].total())
 
 
-def _module(file: str) -> str:
-    """Without the folder that the gateway, a library or Python itself lies in."""
+def _module_path(file: str) -> str:
+    """Return the path without the folder that the gateway, a library or Python itself lies in."""
     for folder in (Path(OURS).parent, *map(Path, site.getsitepackages()), Path(os.__file__).parent):
         if Path(file).is_relative_to(folder):
             return str(Path(file).relative_to(folder))
     return file
 
 
-async def _counted(it: Running, counts: Path, way: Way, draw: random.Random) -> Calls:
-    pid, expect = it.process.pid, way.expect.encode()
-    await run(it.port, pid, way.requests(draw), connections=1)  # what is done once is done
+async def _count_path(it: GatewayProcess, counts: Path, path: RequestPath, draw: random.Random) -> Calls:
+    pid, expect = it.process.pid, path.expect.encode()
+    await run(it.port, pid, path.requests(draw), connections=1)  # what is done once is done
     rounds = []
     for _ in range(ROUNDS):
-        asked = way.requests(draw)
-        await _told(it, counts, signal.SIGUSR1)
+        asked = path.requests(draw)
+        await _signal_and_read(it, counts, signal.SIGUSR1)
         await run(it.port, pid, asked, connections=1, expect=expect)
         functions: Counter[tuple[str, str, int]] = Counter()
-        for file, function, line, calls in json.loads(await _told(it, counts, signal.SIGUSR2)):
+        for file, function, line, calls in json.loads(await _signal_and_read(it, counts, signal.SIGUSR2)):
             functions[file, function, line] += calls
         rounds.append(functions)
     least = {key: min(functions[key] for functions in rounds) for key in rounds[0]}
-    return Calls({key: each for key, calls in least.items() if (each := round(calls / way.count))})
+    return Calls({key: each for key, calls in least.items() if (each := round(calls / path.count))})
 
 
-async def _told(it: Running, counts: Path, number: int) -> str:
-    """What the gateway has written after this signal."""
+async def _signal_and_read(it: GatewayProcess, counts: Path, number: int) -> str:
+    """Send the signal, and return the text that the gateway then writes."""
     counts.unlink(missing_ok=True)
     os.kill(it.process.pid, number)
     until = time.monotonic() + PATIENCE_S
@@ -129,21 +131,21 @@ async def _told(it: Running, counts: Path, number: int) -> str:
 
 
 async def count() -> dict[str, Calls]:
-    """Of each of the `WAYS`."""
+    """Return the calls on each of the `PATHS`."""
     up, draw = free_port(), random.Random(7)
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts.json"
         options = [f"{OPTION}{counts}"]
         with (
             server(["bench.servers", "upstream", str(up)], up),
-            gateway_of(CONFIG, POLICY, "bench.counted", options, embedder="hash", upstream=up, more="") as it,
+            gateway_of(CONFIG, POLICY, "bench.call_counter", options, embedder="hash", upstream=up, more="") as it,
         ):
-            return {name: await _counted(it, counts, way, draw) for name, way in WAYS.items()}
+            return {name: await _count_path(it, counts, path, draw) for name, path in PATHS.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.calls", description=__doc__)
-    parser.add_argument("--by-module", choices=WAYS, help="every function that a request of this path calls")
+    parser.add_argument("--by-module", choices=PATHS, help="every function that a request of this path calls")
     given = parser.parse_args()
     counted = asyncio.run(count())
     if given.by_module is not None:

@@ -25,10 +25,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.asked import other_case
-from bench.crowd import valkey
-from bench.gateways import Running, free_port, gateway_of, server
-from bench.overload import Clients, Seen
+from bench.coalescing import valkey
+from bench.fixtures import other_case
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
+from bench.overload import Clients, Observation
 from bench.process import cpu_seconds, loop_seconds, starved_seconds
 from bench.protocols import QUESTION
 from bench.unit_costs import CONFIG, POLICY
@@ -43,7 +43,7 @@ SHARES = {"exact": 0.2, "semantic": 0.2, "miss": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Seconds of one request: of the event loop, of the threads beside it, and of nobody's here (store, upstream)."""
+    """The seconds of one request: of the event loop, of the threads beside it, and elsewhere (store, upstream)."""
 
     share: float
     loop_s: float
@@ -52,7 +52,7 @@ class Kind:
 
 
 def kinds_of(costs: Costs, alone: Mapping[str, float]) -> dict[str, Kind]:
-    """`alone`: seconds of an answer while nothing else is asked, by kind."""
+    """Return the kinds. `alone`: seconds of an answer while nothing else is asked, by kind."""
     spent = {
         "exact": (costs.exact_loop_us, 0.0),
         "semantic": (costs.semantic_loop_us, costs.semantic_threads_us),
@@ -75,7 +75,7 @@ class Station:
 
 @dataclass(eq=False)
 class Job:
-    """`steps`: (where, seconds); nowhere is a delay that takes no server."""
+    """A request. `steps`: (where, seconds); nowhere is a delay that takes no server."""
 
     came: float
     steps: Iterator[tuple[Station | None, float]]
@@ -93,19 +93,19 @@ class Simulation:
         self.numbers = itertools.count()
 
     def run(self, jobs: Iterable[Job]) -> None:
-        """Until the last one is done."""
+        """Run until the last job is done."""
         for job in jobs:
-            self._at(job.came, job, None)
+            self._schedule(job.came, job, None)
         while self.events:
             now, _, job, done = heapq.heappop(self.events)
             if done is not None:
                 done.busy = False
                 self.free += 1
-                self._wants(done)
+                self._enqueue(done)
             self._next(now, job)
             self._start(now)
 
-    def _at(self, when: float, job: Job, station: Station | None) -> None:
+    def _schedule(self, when: float, job: Job, station: Station | None) -> None:
         heapq.heappush(self.events, (when, next(self.numbers), job, station))
 
     def _next(self, now: float, job: Job) -> None:
@@ -113,13 +113,13 @@ class Simulation:
         if seconds < 0:
             job.took = now - job.came
         elif station is None:
-            self._at(now + seconds, job, None)
+            self._schedule(now + seconds, job, None)
         else:
             job.service = seconds
             station.waiting.append(job)
-            self._wants(station)
+            self._enqueue(station)
 
-    def _wants(self, station: Station) -> None:
+    def _enqueue(self, station: Station) -> None:
         if station.waiting and not station.busy and station not in self.ready:
             self.ready.append(station)
 
@@ -129,7 +129,7 @@ class Simulation:
             job = station.waiting.popleft()
             station.busy, self.free = True, self.free - 1
             station.worked += job.service
-            self._at(now + job.service, job, station)
+            self._schedule(now + job.service, job, station)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Figures:
     starved: float = 0.0  # over loop and threads
 
 
-def simulated(kinds: Mapping[str, Kind], gateways: int, rate: float, seconds: float, cores: int, seed: int) -> Figures:
+def simulate(kinds: Mapping[str, Kind], gateways: int, rate: float, seconds: float, cores: int, seed: int) -> Figures:
     draw, at, jobs = random.Random(seed), 0.0, list[Job]()
     stations = [(Station(), Station()) for _ in range(gateways)]
     names, weights = list(kinds), [kind.share for kind in kinds.values()]
@@ -165,9 +165,12 @@ def simulated(kinds: Mapping[str, Kind], gateways: int, rate: float, seconds: fl
     )
 
 
-def by_formula(kinds: Mapping[str, Kind], costs: Costs, gateways: int, rate: float) -> Figures:
-    """As the plan has it: each gateway by itself, on cores of its own. The p95 is what an answer takes that 95 % do not
-    exceed without a queue, and both waits that 95 % do not exceed: more than the p95 of the sum."""
+def predict(kinds: Mapping[str, Kind], costs: Costs, gateways: int, rate: float) -> Figures:
+    """Return the figures of the plan: each gateway by itself, on cores of its own.
+
+    The p95 is the time that 95 % of the answers do not exceed without a queue, plus both waits that 95 % do not
+    exceed. That is more than the p95 of the sum.
+    """
     demand = Demand(rate, 0.4, 1e5, semantic_share=0.5, stream_share=0.0, peak_to_mean=1.0, index="faiss")
     work = work_per_request(replace(demand, rps=rate), costs, "faiss")
     each = rate / gateways
@@ -182,20 +185,22 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-class Real:
+class RealGateways:
     """Gateways on one store, asked in turn."""
 
-    def __init__(self, gateways: Sequence[Running]) -> None:
+    def __init__(self, gateways: Sequence[GatewayProcess]) -> None:
         self.gateways = gateways
         self.clients = [Clients(at.port) for at in gateways]
         self.questions = Questions(1, 1)
 
-    async def ask(self, kind: str, number: int, started: float) -> Seen:
-        text = {"exact": QUESTION, "semantic": other_case(self.questions.draw), "miss": self.questions.fresh()}[kind]
+    async def ask(self, kind: str, number: int, started: float) -> Observation:
+        text = {"exact": QUESTION, "semantic": other_case(self.questions.draw), "miss": self.questions.new_question()}[
+            kind
+        ]
         return await self.clients[number % len(self.clients)].ask(text, started, "missing" if kind == "miss" else "m")
 
-    async def alone(self, count: int) -> dict[str, float]:
-        """Medians of answers one after the other, and everything warm."""
+    async def lone_latencies(self, count: int) -> dict[str, float]:
+        """Return medians of answers one after the other, when everything is warm."""
         for number in range(4 * len(self.gateways)):
             await self.ask("exact", number, 0.0)
         await asyncio.sleep(1)  # for all of them to have it
@@ -205,26 +210,26 @@ class Real:
                 seen.append((await self.ask(kind, number, 0.0)).took)
         return {kind: statistics.median(seen) for kind, seen in took.items()}
 
-    def spent(self) -> tuple[float, float, float]:
-        """Seconds of event loops and of threads, and of waiting for a processor; all gateways."""
+    def cpu_seconds_so_far(self) -> tuple[float, float, float]:
+        """Return the seconds of event loops, of threads, and of waiting for a processor, over all gateways."""
         loops = sum(loop_seconds(at.process.pid) for at in self.gateways)
         threads = sum(cpu_seconds(at.process.pid) for at in self.gateways) - loops
         return loops, threads, sum(starved_seconds(at.process.pid) for at in self.gateways)
 
-    async def idle(self, seconds: float) -> float:
-        """What each does while nobody asks, of one core."""
-        loops, threads, _ = self.spent()
+    async def idle_load(self, seconds: float) -> float:
+        """Return the share of one core that each gateway takes without requests."""
+        loops, threads, _ = self.cpu_seconds_so_far()
         await asyncio.sleep(seconds)
-        later = self.spent()
+        later = self.cpu_seconds_so_far()
         return (later[0] - loops + later[1] - threads) / seconds / len(self.gateways)
 
-    async def hold(
+    async def run_load(
         self, rate: float, seconds: float, expected: Figures, idle: float, seed: int
     ) -> tuple[Figures, float]:
-        """-> (figures; how late 95 % of the requests went out at most, ms)."""
+        """Hold the load, and return the figures and the lateness of the requests (95 %, ms)."""
         draw, due, late = random.Random(seed), 0.0, list[float]()
-        tasks = list[asyncio.Task[Seen]]()
-        before, started = self.spent(), time.perf_counter()
+        tasks = list[asyncio.Task[Observation]]()
+        before, started = self.cpu_seconds_so_far(), time.perf_counter()
         while due < seconds:
             await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
             late.append(time.perf_counter() - started - due)
@@ -235,7 +240,7 @@ class Real:
         if failed := [one for one in seen if one.status != 200]:
             print(f"{len(failed)} of {len(seen)} were not answered: {failed[0]}", file=sys.stderr)
         span = (time.perf_counter() - started) * len(self.gateways)
-        loops, threads, starved = ((b - a) / span for a, b in zip(before, self.spent(), strict=True))
+        loops, threads, starved = ((b - a) / span for a, b in zip(before, self.cpu_seconds_so_far(), strict=True))
         # The rate that was drawn and held, not the one that was wished for.
         held = len(seen) * len(self.gateways) / span / rate
         costs = (loops + threads - idle) / ((expected.loop + expected.threads) * held)
@@ -249,25 +254,25 @@ def line(*figures: Figures) -> str:
     return f"{shown}{seen.costs:>6.2f}{100 * seen.starved:>9.0f}{'*' if seen.starved > STARVED else ' '}"
 
 
-async def compared(count: int, arguments: argparse.Namespace, upstream: int, costs: Costs) -> list[float]:
+async def compare(count: int, arguments: argparse.Namespace, upstream: int, costs: Costs) -> list[float]:
     ratios = list[float]()
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(valkey())
         given = {"upstream": upstream, "embedder": arguments.embedder, "store": store, "front": "1B"}
-        real = Real([stack.enter_context(gateway_of(CONFIG, POLICY, **given)) for _ in range(count)])
-        alone = await real.alone(30)
-        kinds, idle = kinds_of(costs, alone), await real.idle(3.0)
+        real = RealGateways([stack.enter_context(gateway_of(CONFIG, POLICY, **given)) for _ in range(count)])
+        alone = await real.lone_latencies(30)
+        kinds, idle = kinds_of(costs, alone), await real.idle_load(3.0)
         print(f"{count:>8}{'':>7}  {100 * idle:.1f} % of a core each while nobody asks", flush=True)
         for rate in arguments.rates:
-            formula = by_formula(kinds, costs, count, rate)
-            model = simulated(kinds, count, rate, 20 * arguments.seconds, os.cpu_count() or 1, seed=1)
-            seen, late = await real.hold(rate, arguments.seconds, formula, idle, seed=2)
+            formula = predict(kinds, costs, count, rate)
+            model = simulate(kinds, count, rate, 20 * arguments.seconds, os.cpu_count() or 1, seed=1)
+            seen, late = await real.run_load(rate, arguments.seconds, formula, idle, seed=2)
             ratios.append(seen.costs)
             print(f"{count:>8}{rate:>7.0f}  {line(formula, model, seen)}{late:>8.1f}", flush=True)
     return ratios
 
 
-async def all_of_it(arguments: argparse.Namespace) -> None:
+async def compare_all(arguments: argparse.Namespace) -> None:
     costs, upstream = load_costs(arguments.costs), free_port()
     print(f"{'':>17}{'formula':^24}{'simulation':^24}{'measured':^24}")
     columns = f"{'loop %':>7}{'thr. %':>7}{'p95 ms':>8}  "
@@ -275,7 +280,7 @@ async def all_of_it(arguments: argparse.Namespace) -> None:
     ratios = list[float]()
     with server(["bench.servers", "upstream", str(upstream)], upstream):
         for count in arguments.gateways:
-            ratios += await compared(count, arguments, upstream, costs)
+            ratios += await compare(count, arguments, upstream, costs)
     print(
         f"the work of a request was {min(ratios):.2f} to {max(ratios):.2f} times what costs.yaml says of it, median "
         f"{statistics.median(ratios):.2f}; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
@@ -289,7 +294,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--embedder", default="onnx")
     parser.add_argument("--costs", type=Path, help="a file of unit costs")
-    asyncio.run(all_of_it(parser.parse_args()))
+    asyncio.run(compare_all(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ EXAM = (
 CALLS = 1000
 
 
-def varied(characters: int) -> str:
-    """Text of which nearly every word is another one: the most to look up."""
+def varied_text(characters: int) -> str:
+    """Return text of which nearly every word is another one: the most to look up."""
     random = np.random.default_rng(0)
     words = ["".join(map(chr, random.integers(97, 123, random.integers(2, 10)))) for _ in range(characters // 5)]
     return " ".join(words)[:characters]
@@ -25,7 +25,7 @@ def varied(characters: int) -> str:
 def main() -> None:
     model = ComplexityModel(load_weights(), "all-MiniLM-L6-v2/bench")
     vector = np.full(384, 384**-0.5, np.float32)
-    for name, text in (("short", "Who wrote Anna Karenina?"), ("exam", EXAM), ("8 kB", varied(8192))):
+    for name, text in (("short", "Who wrote Anna Karenina?"), ("exam", EXAM), ("8 kB", varied_text(8192))):
         took = []
         for _ in range(CALLS):
             started = time.perf_counter()

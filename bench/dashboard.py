@@ -85,8 +85,8 @@ routes:
 """
 
 
-def bucketed(prefix: str, count: int, median: float, spread: float, draw: random.Random) -> dict[str, float]:
-    """`count` log-normal latencies by bucket, from a few draws."""
+def latency_buckets(prefix: str, count: int, median: float, spread: float, draw: random.Random) -> dict[str, float]:
+    """Return `count` log-normal latencies by bucket, from a few draws."""
     found: dict[str, float] = {}
     draws = 24
     for _ in range(draws):
@@ -96,8 +96,8 @@ def bucketed(prefix: str, count: int, median: float, spread: float, draw: random
     return found
 
 
-def made_up(at: float, step_s: int, draw: random.Random) -> dict[str, float]:
-    """What an office's gateway sees in the slot that begins at `at`."""
+def synthetic_slot(at: float, step_s: int, draw: random.Random) -> dict[str, float]:
+    """Return the figures of an office's gateway in the slot that begins at `at`."""
     local = time.localtime(at)
     busy = 0.12 + math.exp(-(((local.tm_hour + local.tm_min / 60 - 13.5) / 4.2) ** 2)) * (
         0.3 if local.tm_wday > 4 else 1
@@ -108,9 +108,9 @@ def made_up(at: float, step_s: int, draw: random.Random) -> dict[str, float]:
     for verdict, (share, median, spread) in SHAPES.items():
         count = int(requests * share * (warm if verdict in ("exact", "semantic") else 1))
         part[f"verdict.{verdict}"] = count
-        part |= bucketed(f"seconds.{verdict}", count, median * (1 + busy / 3), spread, draw)
+        part |= latency_buckets(f"seconds.{verdict}", count, median * (1 + busy / 3), spread, draw)
     for stage, (median, spread) in STAGES.items():
-        part |= bucketed(f"stage.{stage}", requests, median * (1 + busy / 4), spread, draw)
+        part |= latency_buckets(f"stage.{stage}", requests, median * (1 + busy / 4), spread, draw)
     misses = part["verdict.miss"]
     light = round(misses * draw.uniform(0.66, 0.74))
     part |= {"routed.light.below-threshold": light * 0.9, "routed.light.budget": light * 0.1}
@@ -126,8 +126,8 @@ def made_up(at: float, step_s: int, draw: random.Random) -> dict[str, float]:
     return part
 
 
-async def seed(url: str) -> None:
-    """Thirty days, up to an hour ago; and the last day in finer slots."""
+async def fill_history(url: str) -> None:
+    """Write thirty days, up to an hour ago, and the last day in finer slots."""
     clock, draw = SystemClock(), random.Random(7)
     store = RedisStore(connect(url), embedder="", timeout_s=10.0, clock=clock)
     timeline = RedisTimeline(store)
@@ -135,19 +135,19 @@ async def seed(url: str) -> None:
         now = resolution.slot_of(clock.wall())
         for first in range(now - resolution.slots + 1, now, 48):
             slots = range(first, min(first + 48, now))
-            await timeline.write({(step_s, n): made_up(n * step_s, step_s, draw) for n in slots}, RETENTION_S)
+            await timeline.write({(step_s, n): synthetic_slot(n * step_s, step_s, draw) for n in slots}, RETENTION_S)
     await store.close()
 
 
 @asynccontextmanager
-async def prepared(folder: Path, *, days: bool = True) -> AsyncIterator[Served]:
-    """A gateway with something to show."""
+async def gateway_with_history(folder: Path, *, days: bool = True) -> AsyncIterator[Served]:
+    """Run a gateway that has something to show."""
     with outside_server(folder) as server:
         if days:
-            await seed(server.url)
+            await fill_history(server.url)
         async with serving(Upstream("light")) as light, serving(Upstream("large")) as large:
             for upstream, takes_s in ((light, 0.03), (large, 0.12)):
-                upstream.answer = _answering(takes_s)
+                upstream.answer = _answer_after(takes_s)
             price = {"input_per_million": 0.5, "output_per_million": 1.5}
             backends = {
                 name: {"adapter": "openai", "url": each.url, "model": name, "max_concurrency": 32, "price": price}
@@ -159,11 +159,11 @@ async def prepared(folder: Path, *, days: bool = True) -> AsyncIterator[Served]:
             config = config_of(folder / "var", backends, store={"url": server.url, "timeout": "10s"})
             config = config.model_copy(update={"policies": policies, "embedder": type(config.embedder)()})
             async with gateway_of(config, check_folder(policies, config), policies=policies) as served:
-                await traffic(served, random.Random(3))
+                await send_traffic(served, random.Random(3))
                 yield served
 
 
-def _answering(takes_s: float) -> Any:
+def _answer_after(takes_s: float) -> Any:
     async def answer(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(takes_s * random.uniform(0.7, 1.8))
         words = "Open Settings, choose Security, then follow the link that we send you. " * 3
@@ -177,7 +177,7 @@ def _answering(takes_s: float) -> Any:
     return answer
 
 
-async def traffic(served: Served, draw: random.Random, requests: int = 160) -> None:
+async def send_traffic(served: Served, draw: random.Random, requests: int = 160) -> None:
     for i in range(requests):
         question = draw.choice(QUESTIONS) if draw.random() < 0.8 else f"What does error E{draw.randint(100, 999)} mean?"
         headers = {
@@ -191,15 +191,15 @@ async def traffic(served: Served, draw: random.Random, requests: int = 160) -> N
         await served.chat(question, headers=headers)
 
 
-async def opened(browser: Browser, served: Served, view: str, theme: str = "light", width: int = 1440) -> Page:
+async def open_view(browser: Browser, served: Served, view: str, theme: str = "light", width: int = 1440) -> Page:
     page = await browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)  # type: ignore[arg-type]
     await page.goto(f"{served.admin_url}/dashboard#/{view}")
     await page.locator("#live.good").wait_for()
     return page
 
 
-async def measured(browser: Browser, served: Served, runs: int) -> list[float]:
-    """Seconds from asking for the page, with an empty cache, until its charts of thirty days are drawn."""
+async def load_times(browser: Browser, served: Served, runs: int) -> list[float]:
+    """Return the seconds from a request for the page, with an empty cache, until its charts are drawn."""
     took = []
     for _ in range(runs):
         page = await browser.new_page()
@@ -212,15 +212,15 @@ async def measured(browser: Browser, served: Served, runs: int) -> list[float]:
     return took
 
 
-async def pictures(browser: Browser, served: Served, folder: Path) -> None:
+async def take_pictures(browser: Browser, served: Served, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for theme in ("light", "dark"):
         for view in VIEWS if theme == "light" else ("overview",):
             name = f"dashboard-{view}{'-dark' if theme == 'dark' else ''}.png"
-            page = await opened(browser, served, view + ("?span=7d" if view == "overview" else ""), theme)
+            page = await open_view(browser, served, view + ("?span=7d" if view == "overview" else ""), theme)
             await asyncio.sleep(1.0)  # what is drawn after the first figures
             if view == "live":
-                await traffic(served, random.Random(5), 24)
+                await send_traffic(served, random.Random(5), 24)
             if view == "policy":
                 await page.get_by_label("Policy file").fill(
                     POLICY.replace("ttl: 24h", "ttl: 12h").replace("30%", "130%")
@@ -243,15 +243,15 @@ async def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        async with prepared(Path(scratch)) as served, browser_of() as browser:
-            took = await measured(browser, served, given.runs)
+        async with gateway_with_history(Path(scratch)) as served, browser_of() as browser:
+            took = await load_times(browser, served, given.runs)
             print(
                 json.dumps(
                     {"runs": len(took), "median_s": round(statistics.median(took), 3), "worst_s": round(max(took), 3)}
                 )
             )
             if given.pictures:
-                await pictures(browser, served, given.pictures)
+                await take_pictures(browser, served, given.pictures)
 
 
 if __name__ == "__main__":

@@ -39,14 +39,14 @@ from bench.default_gateway import (
     Extras,
     Gateway,
     all_on,
-    calm,
+    difference,
     embed,
-    embedded,
+    embedded_text,
     encoder,
     gateway,
     heads,
-    since,
-    tokens,
+    token_counter,
+    wait_until_calm,
     window,
 )
 from bench.default_table import (
@@ -63,16 +63,16 @@ from bench.default_table import (
     SEMANTIC,
     STREAM,
     Cell,
-    Measured,
+    Measurements,
     Window,
 )
 from bench.gateways import free_port, server
 from bench.load import Load, request_bytes, run
 from bench.process import pin, rss_mb, thread_seconds
-from bench.prompts import LENGTHS, Group, Prompt, Written, body, far_of, groups_of
+from bench.prompts import LENGTHS, Group, Prompt, Wordings, body, far_of, groups_of
 from bench.settings import CORES
-from bench.stages import Samples, Staged
-from docs.tools.marked import with_part
+from bench.stages import Samples, StageCosts
+from docs.tools.page_parts import with_part
 
 PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance" / "default.json"
 WORDINGS = ROOT / "training" / "wordings"
@@ -115,17 +115,19 @@ class Pool:
     """The paraphrases of so many groups are served; these groups come first."""
     far: Sequence[Prompt]
 
-    def asked(self, kind: str, crowd: int, sizes: Sizes) -> Sequence[Prompt]:
+    def prompts(self, kind: str, connections: int, sizes: Sizes) -> Sequence[Prompt]:
         """Return the prompts of a window. No two windows of a scene share one, but for exact hits."""
         if kind == EXACT:
             return [group.stored for group in islice(itertools.cycle(self.groups), sizes.exact)]
         if kind == SEMANTIC:
-            return _part([group.paraphrase for group in self.groups[: self.served]], crowd, sizes)
+            return _part([group.paraphrase for group in self.groups[: self.served]], connections, sizes)
         if kind == NEAR:
-            return _part([group.near for group in self.groups], crowd, sizes)
+            return _part([group.near for group in self.groups], connections, sizes)
         if kind == FAR:
-            return _part(self.far[: sizes.pool], crowd, sizes)
-        return _part(self.far[sizes.pool :], crowd, replace(sizes, one=max(1, sizes.one // 2), many=sizes.streams))
+            return _part(self.far[: sizes.pool], connections, sizes)
+        return _part(
+            self.far[sizes.pool :], connections, replace(sizes, one=max(1, sizes.one // 2), many=sizes.streams)
+        )
 
     def measures(self, kind: str) -> bool:
         """Return whether there are enough prompts."""
@@ -133,13 +135,13 @@ class Pool:
         return of.get(kind, len(self.far)) >= LEAST
 
 
-def _part(prompts: Sequence[Prompt], crowd: int, sizes: Sizes) -> Sequence[Prompt]:
+def _part(prompts: Sequence[Prompt], connections: int, sizes: Sizes) -> Sequence[Prompt]:
     """Return the first ones for one connection, a quarter at most, and the others for many."""
     first = min(sizes.one, len(prompts) // 4)
-    return prompts[:first] if crowd == ONE else prompts[first : first + sizes.many]
+    return prompts[:first] if connections == ONE else prompts[first : first + sizes.many]
 
 
-def asked_as(
+def requests_of(
     prompts: Sequence[Prompt], scene: int, *, system: bool = False, stream: bool = False, more: str = ""
 ) -> list[bytes]:
     """Return the requests. Each scene is a tenant, and has answers of its own. `more`: lines of the head."""
@@ -148,9 +150,9 @@ def asked_as(
     return [request_bytes(body(each, system=system, stream=stream), headers=headers) for each in asked]
 
 
-def written() -> list[Written]:
+def read_wordings() -> list[Wordings]:
     lines = [json.loads(line) for path in sorted(WORDINGS.glob("*.jsonl")) for line in path.open(encoding="utf-8")]
-    return [Written(tuple(line["same"]), tuple(each["text"] for each in line["other"])) for line in lines]
+    return [Wordings(tuple(line["same"]), tuple(each["text"] for each in line["other"])) for line in lines]
 
 
 class Bench:
@@ -161,7 +163,7 @@ class Bench:
 
     def __init__(self, sizes: Sizes, trees: Mapping[str, Path], *, with_all_on: bool = False) -> None:
         self.sizes = sizes
-        self.measured = Measured([*trees, *[ALL_ON] * with_all_on])
+        self.measured = Measurements([*trees, *[ALL_ON] * with_all_on])
         self._trees = {**trees, **({ALL_ON: ROOT} if with_all_on else {})}
         self._extras = dict[str, Extras]()
         self._pools: dict[int, Pool] = {}
@@ -171,13 +173,13 @@ class Bench:
     async def all(self) -> None:
         with contextlib.ExitStack() as stack:
             self._start(stack)
-            async with self._running():
+            async with self._run_gateways():
                 await self._choose()
             for number in range(self.sizes.rounds):
-                async with self._running():
+                async with self._run_gateways():
                     await self._round(number)
                 print(f"{number + 1} of {self.sizes.rounds} rounds measured", flush=True)
-            async with self._running():
+            async with self._run_gateways():
                 await self._stages()
 
     def _start(self, stack: contextlib.ExitStack) -> None:
@@ -196,7 +198,7 @@ class Bench:
             pin(pid, CORES[0])
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def _run_gateways(self) -> AsyncIterator[None]:
         """Run a new gateway of each tree, which has learned nothing."""
         with contextlib.ExitStack() as stack:
             for label, tree in self._trees.items():
@@ -209,7 +211,7 @@ class Bench:
                 self._fact("memory_at_the_start_mb", label, rss_mb(to.pid))
             stack.callback(self._gateways.clear)
             for to in self._gateways:
-                await calm(to.pid)
+                await wait_until_calm(to.pid)
             await self._idle()
             yield
             for to in self._gateways:
@@ -220,7 +222,7 @@ class Bench:
 
     async def _choose(self) -> None:
         """Choose the prompts of each length. Without a call of the endpoint, no question teaches the gateways."""
-        texts, read, scene = written(), tokens(), itertools.count()
+        texts, read, scene = read_wordings(), token_counter(), itertools.count()
         for length in self.sizes.lengths:
             candidates = islice(groups_of(texts, length, read, self._draw), self.sizes.candidates)
             served, refused, asked, found = list[Group](), list[Group](), 0, 0
@@ -246,10 +248,10 @@ class Bench:
         """Return the numbers of the questions that all gateways answer as expected, with these ones stored."""
         found = set(range(len(asked)))
         for to in self._gateways:
-            await heads(to, asked_as(stored, scene, more=to.extras.headers))
-            await calm(to.pid)
+            await heads(to, requests_of(stored, scene, more=to.extras.headers))
+            await wait_until_calm(to.pid)
             more = f"Cache-Control: only-if-cached\r\n{to.extras.headers}"
-            said = await heads(to, asked_as(asked, scene, more=more))
+            said = await heads(to, requests_of(asked, scene, more=more))
             found &= {at for at, head in enumerate(said) if expected(head)}
         return found
 
@@ -259,7 +261,7 @@ class Bench:
         await asyncio.sleep(self.sizes.idle_s)
         for to, first in zip(self._gateways, before, strict=True):
             seconds = time.perf_counter() - began
-            to.idle = {number: each / seconds for number, each in since(first, thread_seconds(to.pid)).items()}
+            to.idle = {number: each / seconds for number, each in difference(first, thread_seconds(to.pid)).items()}
 
     async def _round(self, number: int) -> None:
         """Measure all scenes. Near misses come last, as the gateways learn from their answers."""
@@ -276,35 +278,37 @@ class Bench:
         """Measure one kind of a scene at one connection and at many, and what it is compared with."""
         pool = self._pools[length]
         if not system:
-            texts = [embedded(prompt) for prompt in pool.asked(kind, ONE, self.sizes)[:EMBEDDED]]
+            texts = [embedded_text(prompt) for prompt in pool.prompts(kind, ONE, self.sizes)[:EMBEDDED]]
             alone = Window(len(texts), self._encoder.cost_us(texts))
-            self.measured.note(Cell(kind, length, False, ONE, server=EMBEDDING), alone)
-        for crowd in CONNECTIONS:
-            prompts = pool.asked(kind, crowd, self.sizes)
-            plain = asked_as(prompts, scene, system=system, stream=kind == STREAM)
+            self.measured.add(Cell(kind, length, False, ONE, server=EMBEDDING), alone)
+        for connections in CONNECTIONS:
+            prompts = pool.prompts(kind, connections, self.sizes)
+            plain = requests_of(prompts, scene, system=system, stream=kind == STREAM)
             if kind in (FAR, STREAM):
-                await self._beside(kind, length, system, crowd, plain)
+                await self._measure_baselines(kind, length, system, connections, plain)
             for to in self._gateways[:: -1 if number % 2 else 1]:  # none is always the first
                 more = to.extras.headers
-                requests = asked_as(prompts, scene, system=system, stream=kind == STREAM, more=more)
-                figures, _ = await window(to, requests, kind, crowd)
-                self.measured.note(Cell(kind, length, system, crowd, to.label), figures)
+                requests = requests_of(prompts, scene, system=system, stream=kind == STREAM, more=more)
+                figures, _ = await window(to, requests, kind, connections)
+                self.measured.add(Cell(kind, length, system, connections, to.label), figures)
 
     async def _store(self, to: Gateway, length: int, scene: int, system: bool = False) -> None:
         stored = [group.stored for group in self._pools[length].groups]
-        await heads(to, asked_as(stored, scene, system=system, more=to.extras.headers))
-        await calm(to.pid)
+        await heads(to, requests_of(stored, scene, system=system, more=to.extras.headers))
+        await wait_until_calm(to.pid)
 
-    async def _beside(self, kind: str, length: int, system: bool, crowd: int, requests: list[bytes]) -> None:
+    async def _measure_baselines(
+        self, kind: str, length: int, system: bool, connections: int, requests: list[bytes]
+    ) -> None:
         """Measure the bare servers, and the endpoint itself. Streams apart, all kinds cost them the same."""
         of = STREAM if kind == STREAM else ""
         port, pid = self._proxy if of else self._fixed
         some = requests if of else list(islice(itertools.cycle(requests), self.sizes.exact))
-        load = await run(port, pid, some, connections=crowd)
-        self.measured.note(Cell(of, length, system, crowd, server=BARE), _plain(load))
-        if crowd == ONE:
-            load = await run(self._up, pid, some, connections=crowd)
-            self.measured.note(Cell(of, length, system, crowd, server=ENDPOINT), _plain(load))
+        load = await run(port, pid, some, connections=connections)
+        self.measured.add(Cell(of, length, system, connections, server=BARE), _plain(load))
+        if connections == ONE:
+            load = await run(self._up, pid, some, connections=connections)
+            self.measured.add(Cell(of, length, system, connections, server=ENDPOINT), _plain(load))
 
     async def _stages(self) -> None:
         """Measure where the time goes, at one connection. Each scene has all prompts of one length."""
@@ -317,13 +321,13 @@ class Bench:
                 await self._store(to, STAGE_TOKENS, scene)
             for kinds in ([kind for kind in KINDS if kind != NEAR], [NEAR]):
                 for scene, kind in itertools.product(range(self.sizes.stage_scenes), kinds):
-                    crowds = (ONE,) if kind in (EXACT, STREAM) else CONNECTIONS
-                    prompts = [prompt for crowd in crowds for prompt in pool.asked(kind, crowd, self.sizes)]
-                    requests = asked_as(prompts, scene, stream=kind == STREAM, more=to.extras.headers)
+                    counts = (ONE,) if kind in (EXACT, STREAM) else CONNECTIONS
+                    prompts = [prompt for count in counts for prompt in pool.prompts(kind, count, self.sizes)]
+                    requests = requests_of(prompts, scene, stream=kind == STREAM, more=to.extras.headers)
                     to.process.send_signal(signal.SIGUSR1)
                     _, spent = await window(to, requests, kind, ONE, idle_share=idle.share)
                     samples = Samples.read(await self._samples(to))
-                    staged = self.measured.staged.setdefault((kind, to.label), Staged())
+                    staged = self.measured.staged.setdefault((kind, to.label), StageCosts())
                     staged.add(samples, idle, spent, len(requests))
 
     async def _samples(self, to: Gateway) -> Mapping[str, Any]:
@@ -354,7 +358,7 @@ def _plain(load: Load) -> Window:
     return Window(load.requests, load.cpu_us, load.p50_ms, load.per_second)
 
 
-def write_page(page: Path, measured: Measured) -> None:
+def write_page(page: Path, measured: Measurements) -> None:
     """Write the tables and the start between their markers."""
     text = with_part(page.read_text(), "default table", "\n".join(measured.lines((False,))) + "\n")
     text = with_part(text, "default stages", "\n".join(measured.stage_lines()) + "\n")
@@ -383,15 +387,20 @@ def main() -> None:
     bench = Bench(sizes, {HERE: ROOT, **dict(given.tree)}, with_all_on=given.all_on)
     asyncio.run(bench.all())
     measured = bench.measured
-    measured.facts |= {"late_embeddings_dropped": measured.late(), "windows_not_settled": measured.unsettled()}
+    measured.facts |= {
+        "late_embeddings_dropped": measured.late_embeddings(),
+        "windows_not_settled": measured.unsettled_windows(),
+    }
     print(
-        "\n".join([*measured.lines(), "", *measured.stage_lines(), "", *measured.start_lines(), *measured.off_path()])
+        "\n".join(
+            [*measured.lines(), "", *measured.stage_lines(), "", *measured.start_lines(), *measured.cells_off_path()]
+        )
     )
     if given.all_on:
-        print("\n".join(["", *measured.over_lines(ALL_ON)]))
+        print("\n".join(["", *measured.ratio_lines(ALL_ON)]))
     print(json.dumps(measured.facts))
     for path in [given.json] * bool(given.json) + [FIGURES] * given.markdown:
-        path.write_text(json.dumps(measured.plain(), indent=1) + "\n")
+        path.write_text(json.dumps(measured.as_dict(), indent=1) + "\n")
     if given.markdown:
         write_page(PAGE, measured)
 

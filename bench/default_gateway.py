@@ -21,7 +21,7 @@ from typing import Any
 from bench.certificates import server_certificate
 from bench.default_table import EXACT, SEMANTIC, Window
 from bench.gateways import free_port, server
-from bench.load import opened, run_on
+from bench.load import open_connections, run_on
 from bench.process import children, cpu_seconds, thread_seconds
 from bench.prompts import Count, Prompt
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
@@ -32,7 +32,7 @@ from gateway.config.schema import EmbedderConfig
 from gateway.long_questions import MAX_WHOLE, split_question
 
 ROOT = Path(__file__).parents[1]
-SAMPLED = Path(__file__).with_name("sampled.py")
+STACK_SAMPLER = Path(__file__).with_name("stack_sampler.py")
 VERDICTS = {EXACT: "exact", SEMANTIC: "semantic"}  # of the other kinds: miss
 POLL_S, QUIET_S = 0.05, 0.0015  # the gateway is calm if it takes less CPU time than `QUIET_S` in each of `CALM` polls
 CALM, SETTLE_S = 3, 40.0  # at most this long; pauses between comparisons of answers grow with the load of the machine
@@ -109,7 +109,7 @@ def gateway(label: str, tree: Path, upstream: int, extras: Extras = NO_EXTRAS) -
     """
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(SAMPLED), f"--samples={folder}/samples.json", "serve"]
+        arguments = [str(STACK_SAMPLER), f"--samples={folder}/samples.json", "serve"]
         arguments += serve_options(Path(folder), f"http://127.0.0.1:{upstream}/v1", extras)
         arguments += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
         # On a busy machine, a lookup must not end early.
@@ -120,11 +120,11 @@ def gateway(label: str, tree: Path, upstream: int, extras: Extras = NO_EXTRAS) -
             yield Gateway(label, process, port, admin, Path(folder), time.perf_counter() - began, extras)
 
 
-def since(before: Mapping[int, float], after: Mapping[int, float]) -> dict[int, float]:
+def difference(before: Mapping[int, float], after: Mapping[int, float]) -> dict[int, float]:
     return {number: seconds - before.get(number, 0.0) for number, seconds in after.items()}
 
 
-async def calm(pid: int, idle_share: float = 0.0) -> bool:
+async def wait_until_calm(pid: int, idle_share: float = 0.0) -> bool:
     """Wait until the process is quiet, and return whether it is, after `SETTLE_S` at most.
 
     `idle_share`: of a core that it takes while it is quiet.
@@ -143,15 +143,15 @@ def verdict_of(kind: str) -> str:
 
 
 async def window(
-    to: Gateway, requests: list[bytes], kind: str, crowd: int, idle_share: float = 0.0
+    to: Gateway, requests: list[bytes], kind: str, connections: int, idle_share: float = 0.0
 ) -> tuple[Window, dict[int, float]]:
     """Return the figures of a window, and the seconds of each thread. `idle_share`: as `calm` has it."""
-    async with opened(to.port, crowd, to.extras.tls) as links:
+    async with open_connections(to.port, connections, to.extras.tls) as links:
         metrics, before, store = to.metrics(), thread_seconds(to.pid), store_seconds(to.pid)
         began = time.perf_counter()
         load = await run_on(links, to.pid, requests)
-        settled = await calm(to.pid, idle_share)
-    spent = since(before, thread_seconds(to.pid))
+        settled = await wait_until_calm(to.pid, idle_share)
+    spent = difference(before, thread_seconds(to.pid))
     seconds, store = time.perf_counter() - began, store_seconds(to.pid) - store
     spent = {number: max(0.0, each - to.idle.get(number, 0.0) * seconds) for number, each in spent.items()}
     later, count = to.metrics(), len(requests)
@@ -178,7 +178,7 @@ def store_seconds(pid: int) -> float:
     return sum(map(cpu_seconds, children(pid)))
 
 
-def embedded(prompt: Prompt) -> str:
+def embedded_text(prompt: Prompt) -> str:
     """Return the text that the gateway embeds: of a long question only the part that asks."""
     if len(prompt.text) <= MAX_WHOLE:
         return prompt.text
@@ -225,7 +225,7 @@ async def heads(to: Gateway, requests: Sequence[bytes], connections: int = 8) ->
     """Return the head of each answer, which is whole or says that nothing is cached."""
     found, rest = [b""] * len(requests), iter(enumerate(requests))
 
-    async def one() -> None:
+    async def ask() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", to.port, ssl=to.extras.tls)
         for at, request in rest:
             writer.write(request)
@@ -238,11 +238,11 @@ async def heads(to: Gateway, requests: Sequence[bytes], connections: int = 8) ->
 
     async with asyncio.TaskGroup() as group:
         for _ in range(connections):
-            group.create_task(one())
+            group.create_task(ask())
     return found
 
 
-def tokens() -> Count:
+def token_counter() -> Count:
     """Return the count of tokens that the embedding model has for a text."""
     folder = model_dir_of(EmbedderConfig())
     reader = TextTokenizer(folder / TOKENIZER_FILE, load_manifest(folder).reading)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.prompts import LENGTHS
-from bench.stages import STAGES, Staged
+from bench.stages import STAGES, StageCosts
 
 EXACT, SEMANTIC, NEAR, FAR = "exact hit", "semantic hit", "miss near something", "miss far from everything"
 STREAM = "live stream of a far miss"
@@ -51,20 +51,20 @@ class Window:
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The windows of all cells, one a round. `trees`: names of the checkouts, of which the first is this one."""
 
     trees: Sequence[str]
     windows: dict[Cell, list[Window]] = field(default_factory=dict)
-    staged: dict[tuple[str, str], Staged] = field(default_factory=dict)
+    staged: dict[tuple[str, str], StageCosts] = field(default_factory=dict)
     """By kind and tree."""
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, cell: Cell, window: Window) -> None:
+    def add(self, cell: Cell, window: Window) -> None:
         self.windows.setdefault(cell, []).append(window)
 
     def median(self, cell: Cell, of: Callable[[Window], float]) -> float | None:
-        """None: the cell was not measured."""
+        """Return the median of a figure; None: the cell was not measured."""
         rounds = self.windows.get(cell)
         return statistics.median(map(of, rounds)) if rounds else None
 
@@ -77,7 +77,7 @@ class Measured:
 
     def added_ms(self, cell: Cell) -> float | None:
         """Return the median of p50 less that of the endpoint, round by round."""
-        pairs = zip(self.windows.get(cell, []), self.windows.get(_beside(cell, ENDPOINT), []), strict=False)
+        pairs = zip(self.windows.get(cell, []), self.windows.get(_baseline_of(cell, ENDPOINT), []), strict=False)
         added = [window.p50_ms - own.p50_ms for window, own in pairs]
         return statistics.median(added) if added else None
 
@@ -87,8 +87,8 @@ class Measured:
             "cpu_us": self.median(cell, lambda window: window.cpu_us),
             "loop_us": self.median(cell, lambda window: window.loop_us),
             "store_us": self.median(cell, lambda window: window.store_us),
-            "x_embedding": self.ratio(cell, _beside(cell, EMBEDDING)),
-            "x_bare": self.ratio(cell, _beside(cell, BARE)),
+            "x_embedding": self.ratio(cell, _baseline_of(cell, EMBEDDING)),
+            "x_bare": self.ratio(cell, _baseline_of(cell, BARE)),
             "on_path": self.median(cell, lambda window: window.on_path),
             "judged": self.median(cell, lambda window: window.judged),
             "late": self.median(cell, lambda window: window.late),
@@ -98,12 +98,12 @@ class Measured:
         else:
             found["per_second"] = self.median(cell, lambda window: window.per_second)
         for other in self.trees[1:] if cell.tree == self.trees[0] else ():
-            found[f"x_{other}"] = self.ratio(cell, _at(cell, tree=other))
+            found[f"x_{other}"] = self.ratio(cell, _cell_with(cell, tree=other))
         return found
 
     def lines(self, systems: Sequence[bool] = (False, True)) -> list[str]:
         """Return the table of requests in Markdown."""
-        others = [f"x {other}, {crowd}" for other in self.trees[1:] for crowd in CONNECTIONS]
+        others = [f"x {other}, {connections}" for other in self.trees[1:] for connections in CONNECTIONS]
         one = ["CPU us, 1", "loop us, 1", "x embedding, 1", "x bare, 1", "added p50 ms"]
         many = ["CPU us, 32", "loop us, 32", "x embedding, 32", "x bare, 32", "requests/s"]
         titles = ["request", "tokens", "with a system prompt", *one, *many, *others]
@@ -112,13 +112,13 @@ class Measured:
         rows = [self._row(*each, systems) for each in self._known(systems)]
         return _markdown(titles, rows)
 
-    def over_lines(self, tree: str) -> list[str]:
+    def ratio_lines(self, tree: str) -> list[str]:
         """Return the CPU of another tree over that of the first one, in Markdown."""
         rows = []
         for kind, length, system, each in self._known((False, True)):
             if each == tree:
-                cells = [Cell(kind, length, system, crowd, tree) for crowd in CONNECTIONS]
-                ratios = [_form(self.ratio(cell, _at(cell, tree=self.trees[0])), 2) for cell in cells]
+                cells = [Cell(kind, length, system, connections, tree) for connections in CONNECTIONS]
+                ratios = [_form(self.ratio(cell, _cell_with(cell, tree=self.trees[0])), 2) for cell in cells]
                 rows.append([kind, str(length), "yes" if system else "no", *ratios])
         return _markdown(["request", "tokens", "with a system prompt", *(f"x {tree}, {n}" for n in CONNECTIONS)], rows)
 
@@ -149,7 +149,7 @@ class Measured:
             if loop_us:
                 yield (kind, tree), staged.micros(loop_us), cell
 
-    def off_path(self) -> Iterator[str]:
+    def cells_off_path(self) -> Iterator[str]:
         """Yield the cells of which requests took another path."""
         for cell in self.windows:
             share = self.median(cell, lambda window: window.on_path)
@@ -157,18 +157,18 @@ class Measured:
                 also = f"{', with a system prompt' * cell.system}, {cell.connections} connections"
                 yield f"{self._name(cell.kind, cell.tree)}, {cell.length} tokens{also}: {share:.2f} on its path"
 
-    def unsettled(self) -> int:
+    def unsettled_windows(self) -> int:
         """Return how many windows ended before the gateway was calm."""
         return sum(not window.settled for rounds in self.windows.values() for window in rounds)
 
-    def late(self) -> dict[str, float]:
+    def late_embeddings(self) -> dict[str, float]:
         """Return the dropped late embeddings of each tree, in all rounds."""
         return {
             tree: sum(window.late for cell, all_ in self.windows.items() if cell.tree == tree for window in all_)
             for tree in self.trees
         }
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return all figures for JSON: the medians of each cell, and its rounds."""
         cells = [
             asdict(cell) | {"median": self.figures(cell), "rounds": [asdict(window) for window in rounds]}
@@ -187,11 +187,11 @@ class Measured:
                             yield kind, length, system, tree
 
     def _row(self, kind: str, length: int, system: bool, tree: str, systems: Sequence[bool]) -> list[str]:
-        one, many = (Cell(kind, length, system, crowd, tree) for crowd in CONNECTIONS)
+        one, many = (Cell(kind, length, system, connections, tree) for connections in CONNECTIONS)
         first, second = self.figures(one), self.figures(many)
         with_system = "yes" if system else "no"
         if systems == (False,):
-            with_system = _form(self.ratio(_at(one, system=True), one), 2)
+            with_system = _form(self.ratio(_cell_with(one, system=True), one), 2)
         cells = [self._name(kind, tree), str(length), with_system]
         for found, last, digits in ((first, "added_ms", 2), (second, "per_second", 0)):
             forms = (("cpu_us", 0), ("loop_us", 0), ("x_embedding", 2), ("x_bare", 1), (last, digits))
@@ -204,14 +204,14 @@ class Measured:
         return f"{kind} @{tree}" if len(self.trees) > 1 else kind
 
 
-def _beside(cell: Cell, server: str) -> Cell:
+def _baseline_of(cell: Cell, server: str) -> Cell:
     """Return the cell of a server that took part in the same round."""
     connections = ONE if server in (EMBEDDING, ENDPOINT) else cell.connections
     kind = cell.kind if server == EMBEDDING or cell.kind == STREAM else ""
     return Cell(kind, cell.length, cell.system and server != EMBEDDING, connections, "", server)
 
 
-def _at(cell: Cell, **changed: Any) -> Cell:
+def _cell_with(cell: Cell, **changed: Any) -> Cell:
     return Cell(**(asdict(cell) | changed))
 
 

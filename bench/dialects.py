@@ -73,8 +73,8 @@ def files(folder: Path, port: int, upstream: int) -> None:
 
 
 @contextmanager
-def serving() -> Iterator[tuple[int, int]]:
-    """-> (port, process id) of a gateway before an endpoint of every protocol."""
+def serve_gateway() -> Iterator[tuple[int, int]]:
+    """Run a gateway with an endpoint of every protocol, and yield its port and process id."""
     upstream, port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder, server(["bench.servers", "protocols", str(upstream)], upstream):
         files(Path(folder), port, upstream)
@@ -89,10 +89,10 @@ def request_of(protocol: Protocol, path: str, number: int) -> bytes:
     return f"{head}Content-Length: {len(protocol.body)}\r\n\r\n".encode() + protocol.body
 
 
-async def measured(requests: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """path -> protocol -> microseconds of CPU a request, of each round"""
+async def measure(requests: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the microseconds of CPU per request in each round, by path and protocol."""
     found: dict[str, dict[str, list[float]]] = {path: {each.name: [] for each in ASKED} for path in PATHS}
-    with serving() as (port, pid):
+    with serve_gateway() as (port, pid):
         for each in ASKED:
             await run(port, pid, [request_of(each, "exact hit", 0)], connections=1)
         for number in range(rounds + 1):
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    found = asyncio.run(measured(given.requests, given.rounds))
+    found = asyncio.run(measure(given.requests, given.rounds))
     print(f"{'CPU us a request (ratio to a chat completion)':<46}" + "".join(f"{path:>30}" for path in PATHS))
     for each in (*PROTOCOLS, TRANSLATED):
         cells = []

@@ -59,14 +59,14 @@ MODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     right: Share
     light: Share
     p50_ms: float
     p95_ms: float
 
 
-def asked(port: int, model: str, rows: Sequence[TrainingRow]) -> Measured:
+def ask_all(port: int, model: str, rows: Sequence[TrainingRow]) -> Measurement:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     took, right, light = list[float](), list[bool](), list[bool]()
     for row in [rows[0], *rows]:  # the first one warms up
@@ -83,10 +83,10 @@ def asked(port: int, model: str, rows: Sequence[TrainingRow]) -> Measured:
     connection.close()
     ordered = sorted(took[1:])
     p95 = ordered[int(0.95 * len(ordered))]
-    return Measured(share_with_interval(right[1:]), share_with_interval(light[1:]), statistics.median(ordered), p95)
+    return Measurement(share_with_interval(right[1:]), share_with_interval(light[1:]), statistics.median(ordered), p95)
 
 
-def shown(found: dict[str, Measured], ratio: float) -> str:
+def table(found: dict[str, Measurement], ratio: float) -> str:
     lines = [f"{'':<34}{'right':>8}{'95 %':>17}{'light':>8}{'p50 ms':>9}{'p95 ms':>9}{'cost':>7}"]
     for mode, each in found.items():
         low_high = f"{each.right.low:.1%} to {each.right.high:.1%}"
@@ -98,15 +98,15 @@ def shown(found: dict[str, Measured], ratio: float) -> str:
     return "\n".join(lines)
 
 
-def version_of(repository: Path, name: str) -> Path:
-    """The newest one."""
+def newest_version(repository: Path, name: str) -> Path:
+    """Return the folder of the newest version."""
     versions = [each for each in (repository / name).iterdir() if each.name.isdigit()]
     return max(versions, key=lambda each: int(each.name)).absolute()
 
 
 @contextlib.contextmanager
-def triton_of(repository: Path) -> Iterator[str]:
-    """-> its URL"""
+def start_triton(repository: Path) -> Iterator[str]:
+    """Run a Triton, and yield its URL."""
     environment = ensure_triton(TRITON_ENV, print)
     with tempfile.TemporaryDirectory() as home, asyncio.Runner() as runner:
         ports = TritonPorts(grpc=free_port(), http=free_port(), metrics=free_port())
@@ -117,16 +117,18 @@ def triton_of(repository: Path) -> Iterator[str]:
             runner.run(triton.stop())
 
 
-def measured(triton: str, repository: Path, name: str, large: str, rows: Sequence[TrainingRow]) -> dict[str, Measured]:
-    """By mode. `name`, `large`: models of the Triton at the URL `triton`."""
-    entry = version_of(repository, name)
+def measure(
+    triton: str, repository: Path, name: str, large: str, rows: Sequence[TrainingRow]
+) -> dict[str, Measurement]:
+    """Return the measurement of each mode. `name`, `large`: models of the Triton at the URL `triton`."""
+    entry = newest_version(repository, name)
     accept_above = json.loads((entry / "config.json").read_text())["accept_above"]
     policy = POLICY.format(accept_above=round(accept_above, 6))
     with gateway_of(CONFIG, policy, triton=triton, name=name, large=large, entry=entry) as it:
-        return {mode: asked(it.port, mode, rows) for mode in MODES}
+        return {mode: ask_all(it.port, mode, rows) for mode in MODES}
 
 
-def drawn(file: Path, requests: int) -> list[TrainingRow]:
+def draw_rows(file: Path, requests: int) -> list[TrainingRow]:
     rows = list(read_data(file).rows)
     random.Random(1).shuffle(rows)
     return rows[:requests]
@@ -142,10 +144,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--ratio", type=float, default=0.1, help="what a light answer costs, of a large one")
     given = parser.parse_args()
-    rows = drawn(given.rows, given.requests)
-    with triton_of(given.repository) as triton:
-        found = measured(triton, given.repository, given.name, f"{given.name}-large", rows)
-    print(f"{len(rows)} questions of {given.rows.name}, one after the other\n{shown(found, given.ratio)}")
+    rows = draw_rows(given.rows, given.requests)
+    with start_triton(given.repository) as triton:
+        found = measure(triton, given.repository, given.name, f"{given.name}-large", rows)
+    print(f"{len(rows)} questions of {given.rows.name}, one after the other\n{table(found, given.ratio)}")
 
 
 if __name__ == "__main__":

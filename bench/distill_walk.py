@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.distill import drawn, measured, shown, triton_of
+from bench.distill import draw_rows, measure, start_triton, table
 from bench.gateways import EXACT_CACHE, gateway_of
 from gateway.__main__ import main as nearhit
 
@@ -25,22 +25,22 @@ backends: {{main: {{adapter: triton, url: "{triton}", model: {large}}}}}
 """
 
 
-def command(*words: object) -> None:
-    """As a person types it."""
+def run_command(*words: object) -> None:
+    """Run a command as a person types it."""
     started = time.monotonic()
     if nearhit([*map(str, words)]) != 0:
         raise SystemExit(f"nearhit {words[0]} failed")
     print(f"nearhit {' '.join(map(str, words[:2]))}: {time.monotonic() - started:.0f} s", flush=True)
 
 
-def exported(triton: str, texts: list[str], home: Path) -> Path:
-    """What the large model has answered, from the cache."""
+def export_answers(triton: str, texts: list[str], home: Path) -> Path:
+    """Fill the cache with answers of the large model, and export them."""
     prompts, answers = home / "prompts.jsonl", home / "answers.jsonl"
     prompts.write_text("".join(json.dumps(text) + "\n" for text in texts))
     with gateway_of(CONFIG, EXACT_CACHE, triton=triton, large=LARGE) as it:
         url, admin = f"http://127.0.0.1:{it.port}", f"http://127.0.0.1:{it.admin}"
-        command("cache", "warm", prompts, "--admin", admin, "--url", url, "--rate", "1000/s")
-        command("cache", "export", "--admin", admin, "--format", "chat", "--out", answers)
+        run_command("cache", "warm", prompts, "--admin", admin, "--url", url, "--rate", "1000/s")
+        run_command("cache", "export", "--admin", admin, "--format", "chat", "--out", answers)
     return answers
 
 
@@ -55,14 +55,14 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        with triton_of(given.repository) as triton:
-            answers = exported(triton, [row.text for row in drawn(given.texts, given.answers)], home)
+        with start_triton(given.repository) as triton:
+            answers = export_answers(triton, [row.text for row in draw_rows(given.texts, given.answers)], home)
         where = ("--repository", given.repository, "--work", home / "work", "--build-env", given.build_env)
-        command("distill", answers, "--name", NAME, *where)
-    rows = drawn(given.rows, given.requests)
-    with triton_of(given.repository) as triton:
-        found = measured(triton, given.repository, NAME, LARGE, rows)
-    print(f"{len(rows)} questions of {given.rows.name}, one after the other\n{shown(found, 0.1)}")
+        run_command("distill", answers, "--name", NAME, *where)
+    rows = draw_rows(given.rows, given.requests)
+    with start_triton(given.repository) as triton:
+        found = measure(triton, given.repository, NAME, LARGE, rows)
+    print(f"{len(rows)} questions of {given.rows.name}, one after the other\n{table(found, 0.1)}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ ROUNDS, TEXTS = 5, 320  # of each way; texts are some 19 tokens, and none comes 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Since the server's start: what was asked, and in how many passes."""
+    """The work since the server's start: texts, and passes for them."""
 
     requests: int
     rows: int
@@ -57,14 +57,14 @@ class Statistics:
 
 
 async def statistics_of(url: str, model: str) -> Statistics:
-    """By Triton itself. `url`: grpc:// or grpcs://HOST:PORT."""
+    """Return the counts of Triton itself. `url`: grpc:// or grpcs://HOST:PORT."""
     async with InferenceServerClient(url.partition("://")[2], ssl=url.startswith("grpcs")) as client:
         (found,) = (await client.get_inference_statistics(model)).model_stats
         return Statistics(found.inference_stats.success.count, found.inference_count, found.execution_count)
 
 
 async def measure(embedder: Embedder, callers: int, draw: random.Random) -> tuple[float, float]:
-    """-> (p50 in ms, texts a second)."""
+    """Return p50 in ms, and texts per second."""
     took: list[float] = []
 
     async def ask() -> None:
@@ -93,7 +93,7 @@ async def embedders_of(sections: Mapping[str, EmbeddingModel]) -> dict[str, Batc
     return {name: (await asyncio.to_thread(build_embedder, each))[1] for name, each in sections.items()}
 
 
-async def compared(url: str | None, model: str) -> None:
+async def compare(url: str | None, model: str) -> None:
     async with server(url, batched=False) as there:
         sections = {
             "in process (int8)": EmbeddingModel(adapter="onnx", timeout=30.0),
@@ -115,8 +115,8 @@ async def compared(url: str | None, model: str) -> None:
         print(f"| {name} | {callers} | {p50:.1f} ms | {rate:,.0f} |")
 
 
-async def shared(url: str | None, model: str, gateways: int) -> None:
-    """Each round has one gateway more than the one before it."""
+async def compare_shared(url: str | None, model: str, gateways: int) -> None:
+    """Measure one gateway, then two, and so on; each round has one more."""
     print("| gateways | callers of each | p50 | texts/s, together | texts a request | requests a pass |")
     print("|---|---|---|---|---|---|")
     async with server(url, batched=True) as there:
@@ -147,6 +147,6 @@ if __name__ == "__main__":
     parser.add_argument("--gateways", type=int, help="how many ask one server at once, at most")
     given = parser.parse_args()
     if given.gateways is None:
-        asyncio.run(compared(given.url, given.model))
+        asyncio.run(compare(given.url, given.model))
     else:
-        asyncio.run(shared(given.url, given.model, given.gateways))
+        asyncio.run(compare_shared(given.url, given.model, given.gateways))

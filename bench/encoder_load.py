@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.default_gateway import ROOT, Extras, Gateway, encoder, gateway, heads, tokens
+from bench.default_gateway import ROOT, Extras, Gateway, encoder, gateway, heads, token_counter
 from bench.gateways import free_port, server
-from bench.load import Opened, exchange, request_bytes
+from bench.load import Connection, exchange, request_bytes
 from bench.process import pin
 from bench.prompts import Prompt, body, prose
 from bench.settings import CORES
@@ -50,7 +50,7 @@ class Clients:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._free: list[Opened] = []
+        self._free: list[Connection] = []
 
     async def ask(self, request: bytes) -> float | None:
         """Return seconds; None: no answer, or none with 200."""
@@ -76,7 +76,7 @@ class Phase:
     levels: Counter[int] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def note(self, took: float | None, *, hit: bool) -> None:
+    def record(self, took: float | None, *, hit: bool) -> None:
         if took is None:
             self.failed += 1
         else:
@@ -95,7 +95,7 @@ def quantile_ms(seconds: Sequence[float], q: float) -> float:
     return 1e3 * ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else math.nan
 
 
-def left_out(to: Gateway) -> Counter[str]:
+def dropped_work(to: Gateway) -> Counter[str]:
     """Return the pieces of work left out so far, and the questions that the screen let go."""
     found = Counter[str]()
     for (name, labels), value in to.metrics().items():
@@ -106,9 +106,9 @@ def left_out(to: Gateway) -> Counter[str]:
     return found
 
 
-async def hold(to: Gateway, phase: Phase, rate: float, misses: Iterator[bytes], hit: bytes) -> None:
+async def run_load(to: Gateway, phase: Phase, rate: float, misses: Iterator[bytes], hit: bytes) -> None:
     """Send `rate` misses a second, whatever comes back, and hits beside them."""
-    clients, draw, before = Clients(to.port), random.Random(5), left_out(to)
+    clients, draw, before = Clients(to.port), random.Random(5), dropped_work(to)
     started, due, due_hit, tasks = time.perf_counter(), 0.0, 0.0, dict[asyncio.Task[float | None], bool]()
     watch = asyncio.create_task(_watch(to, phase))
     while min(due, due_hit) < phase.seconds:
@@ -120,20 +120,20 @@ async def hold(to: Gateway, phase: Phase, rate: float, misses: Iterator[bytes], 
         else:
             due += draw.expovariate(rate)
     for task, is_hit in tasks.items():
-        phase.note(await task, hit=is_hit)
+        phase.record(await task, hit=is_hit)
     watch.cancel()
-    phase.left_out = left_out(to) - before
+    phase.left_out = dropped_work(to) - before
 
 
 async def _watch(to: Gateway, phase: Phase) -> None:
-    """Note the level of load each second."""
+    """Record the level of load each second."""
     while True:
         metrics = await asyncio.to_thread(to.metrics)
         phase.levels[int(max(n for (name, _), n in metrics.items() if name == "nearhit_load_level"))] += 1
         await asyncio.sleep(1.0)
 
 
-async def measured(options: argparse.Namespace) -> Sequence[Phase]:
+async def measure(options: argparse.Namespace) -> Sequence[Phase]:
     draw, up = random.Random(3), free_port()
     phases = [Phase(CALM, options.seconds), Phase(LOADED, options.seconds)]
     with contextlib.ExitStack() as stack:
@@ -147,14 +147,14 @@ async def measured(options: argparse.Namespace) -> Sequence[Phase]:
         to = stack.enter_context(gateway("this", options.tree, up, SHIPPED))
         os.sched_setaffinity(0, {CORES[-1]})
         await heads(to, [request for _, request in stored])
-        counted = sum(map(tokens(), texts)) / len(texts)
+        counted = sum(map(token_counter(), texts)) / len(texts)
         print(f"{counted:.0f} tokens a question; the encoder bears {capacity:.0f} a second", flush=True)
         number = STORED
         for phase in phases:
             rate = phase.load * capacity
             count = int(2 * rate * phase.seconds) + 100
             misses = (request for _, request in requests(options.tokens, number, count, draw))
-            await hold(to, phase, rate, misses, stored[0][1])
+            await run_load(to, phase, rate, misses, stored[0][1])
             number += count
     return phases
 
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each load")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout whose gateway is measured")
     options = parser.parse_args()
-    phases = asyncio.run(measured(options))
+    phases = asyncio.run(measure(options))
     titles = ["load", "asked/s", "failed", "hits p50 ms", "p99", "misses p50 ms", "p99", "level", "left out"]
     print("\n".join(f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles))))
     print("\n".join(phase.row() for phase in phases))

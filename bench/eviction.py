@@ -18,7 +18,7 @@ from gateway.cache.eviction import EvictionLedger
 ANSWERS, QUESTIONS = 20_000, 120_000
 
 
-class Recent:
+class LRU:
     """Least recently used."""
 
     def __init__(self, room: float) -> None:
@@ -36,7 +36,7 @@ class Recent:
         return False
 
 
-class Frequent:
+class LFU:
     """Least frequently used since it was stored."""
 
     def __init__(self, room: float) -> None:
@@ -63,7 +63,7 @@ class Frequent:
         return False
 
 
-class Ours:
+class OwnPolicy:
     """The gateway's own: what its hits save a byte, aged."""
 
     def __init__(self, room: float) -> None:
@@ -100,8 +100,7 @@ def main() -> None:
     sizes = (tokens * 5 + 900).astype(int)
     costs = tokens * np.where(draw.random(ANSWERS) < 0.3, 10.0, 0.4) / 1e6
     print(
-        f"{'skew':>5} {'drift':>5} {'room':>5}  "
-        + "  ".join(f"{kind.__name__:>13}" for kind in (Recent, Frequent, Ours))
+        f"{'skew':>5} {'drift':>5} {'room':>5}  " + "  ".join(f"{kind.__name__:>13}" for kind in (LRU, LFU, OwnPolicy))
     )
     rows = []
     for skew in (0.8, 1.0, 1.2):
@@ -109,16 +108,16 @@ def main() -> None:
             asked = questions(skew, drift)
             for room in (0.05, 0.2):
                 row = []
-                for kind in (Recent, Frequent, Ours):
+                for kind in (LRU, LFU, OwnPolicy):
                     cache = kind(sizes.sum() * room)
                     hit = np.array([cache.ask(int(a), int(sizes[a]), float(costs[a])) for a in asked])
                     row += [hit.mean(), costs[asked][hit].sum() / costs[asked].sum()]
                 rows.append(row)
-                print(f"{skew:>5} {drift!s:>5} {room:>5.0%}  " + _shown(row))
-    print(f"{'mean':>17}  " + _shown(list(np.mean(rows, axis=0))))
+                print(f"{skew:>5} {drift!s:>5} {room:>5.0%}  " + _format(row))
+    print(f"{'mean':>17}  " + _format(list(np.mean(rows, axis=0))))
 
 
-def _shown(row: list[float]) -> str:
+def _format(row: list[float]) -> str:
     return "  ".join(f"{hits:>6.1%}/{saved:>6.1%}" for hits, saved in zip(row[::2], row[1::2], strict=True))
 
 

@@ -30,7 +30,7 @@ CLIENTS, BEFORE_S, AFTER_HITS = 8, 2.0, 50
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Response:
     question: str
     at: float  # when it was answered
     took_s: float
@@ -43,39 +43,41 @@ class Asked:
 
 
 @contextmanager
-def watched(folder: Path) -> Iterator[tuple[dict[str, Any], Member, Member]]:
+def sentinels(folder: Path) -> Iterator[tuple[dict[str, Any], Member, Member]]:
     with sentinel_fleet(folder) as fleet:
         yield fleet.section, fleet.primary, fleet.replica
 
 
 @contextmanager
-def clustered(folder: Path) -> Iterator[tuple[dict[str, Any], Member, Member]]:
+def cluster(folder: Path) -> Iterator[tuple[dict[str, Any], Member, Member]]:
     with store_cluster(folder) as fleet:
         yield fleet.section, *fleet.primary_and_replica(CLUSTERED.key("bans"))
 
 
-STORES = {"sentinels": watched, "cluster": clustered}
+STORES = {"sentinels": sentinels, "cluster": cluster}
 ENDS: dict[str, Callable[[Member], object]] = {
     "killed": Member.kill,
     "cut off": lambda member: member.process.send_signal(signal.SIGSTOP),
 }
 
 
-async def once(kind: str, end: str, upstream: Upstream, folder: Path) -> tuple[float, list[Asked], int, int]:
-    """-> when it was killed, all answers, and of what was stored until then how much there was, and is no more."""
+async def measure_failover(
+    kind: str, end: str, upstream: Upstream, folder: Path
+) -> tuple[float, list[Response], int, int]:
+    """Return the time of the kill, all answers, the count of entries stored before it, and the count of lost ones."""
     with STORES[kind](folder) as (section, primary, replica):
         store = {**section, "timeout": "250ms", "front_size": "1kB"}
         config = config_of(folder, {"main": {"adapter": "openai", "url": upstream.url}}, store=store)
-        answers: list[Asked] = []
+        answers: list[Response] = []
         stopped = False
         async with gateway_of(config, environ=ENVIRON) as served:
             await recovered(served)
 
-            async def ask(question: str) -> Asked:
+            async def ask(question: str) -> Response:
                 begun = time.monotonic()
                 answer = await served.chat(question)
                 now = time.monotonic()
-                return Asked(question, now, now - begun, answer.status, answer.cache_status)
+                return Response(question, now, now - begun, answer.status, answer.cache_status)
 
             async def client(name: int) -> None:
                 number = 0
@@ -104,7 +106,7 @@ async def measure(rounds: int) -> None:
             for end in ENDS:
                 for _ in range(rounds):
                     with tempfile.TemporaryDirectory() as folder:
-                        ended, answers, stored, lost = await once(kind, end, upstream, Path(folder))
+                        ended, answers, stored, lost = await measure_failover(kind, end, upstream, Path(folder))
                     failed = sum(one.status != 200 for one in answers)
                     hits = [one.at for one in answers if one.hit]
                     pause = max(later - earlier for earlier, later in pairwise(hits) if later > ended)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.gateways import Running, bare, gateway_of
+from bench.gateways import GatewayProcess, gateway_of, start_bare_servers
 from bench.load import request_bytes, run
 from bench.rows import KINDS, ROWS, Row
 
@@ -28,8 +28,8 @@ def slug(row: Row) -> str:
     return re.sub(r"[^a-z0-9]+", "-", row.name.lower()).strip("-")
 
 
-async def drawn(row: Row, it: Running, py_spy: Path, seconds: int, to: Path) -> None:
-    """Asks for as long as py-spy looks."""
+async def record_flames(row: Row, it: GatewayProcess, py_spy: Path, seconds: int, to: Path) -> None:
+    """Send requests for as long as py-spy samples."""
     draw, port, pid = random.Random(7), it.port, it.process.pid
     await run(port, pid, [request_bytes(each) for each in KINDS[row.on].stored], connections=1)
     options = ["--duration", str(seconds), "--rate", "500", "--format", "flamegraph", "--output", str(to)]
@@ -45,22 +45,22 @@ async def drawn(row: Row, it: Running, py_spy: Path, seconds: int, to: Path) -> 
         raise SystemExit(
             f"py-spy ended with {looking.returncode}: it needs to be allowed to trace (root, or ptrace_scope 0)"
         )
-    to.write_text(cleaned(to.read_text(), row.name))
+    to.write_text(clean(to.read_text(), row.name))
 
 
-def cleaned(svg: str, title: str) -> str:
-    """Under the name of the row, and without the folders of this machine."""
+def clean(svg: str, title: str) -> str:
+    """Return the graph with the name of the row as title, and without the folders of this machine."""
     return HERE.sub("", re.sub(r'(<text id="title"[^>]*>)[^<]*', rf"\g<1>{title}, {CONNECTIONS} connections", svg))
 
 
-async def all_of(rows: list[Row], py_spy: Path, seconds: int, folder: Path) -> None:
+async def record_all(rows: list[Row], py_spy: Path, seconds: int, folder: Path) -> None:
     for row in rows:
         kind = KINDS[row.on]
         with ExitStack() as stack:
-            there = bare(stack)
+            there = start_bare_servers(stack)
             given: dict[str, Any] = {"embedder": kind.embedder, "upstream": there.upstream, "more": kind.more}
             it = stack.enter_context(gateway_of(kind.config, kind.policy, **given))
-            await drawn(row, it, py_spy, seconds, folder / f"{slug(row)}.svg")
+            await record_flames(row, it, py_spy, seconds, folder / f"{slug(row)}.svg")
             print(f"{row.name}: {folder / slug(row)}.svg")
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
     some = [rows[name] for name in given.only or rows]
-    asyncio.run(all_of(some, given.py_spy, given.seconds, given.to))
+    asyncio.run(record_all(some, given.py_spy, given.seconds, given.to))
 
 
 if __name__ == "__main__":

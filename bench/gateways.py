@@ -25,7 +25,7 @@ routes:
 
 
 @dataclass(frozen=True)
-class Running:
+class GatewayProcess:
     process: subprocess.Popen[bytes]
     port: int
     admin: int
@@ -85,9 +85,12 @@ def gateway_of(
     options: Sequence[str] = (),
     tree: Path | None = None,
     **given: object,
-) -> Iterator[Running]:
-    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`; `options`: of `serve`;
-    `tree`: the checkout that it is a gateway of, None: this one."""
+) -> Iterator[GatewayProcess]:
+    """Run a gateway in a folder of its own.
+
+    `config`: it has places for `port`, `admin` and the keys of `given`. `options`: those of `serve`. `tree`: the
+    checkout whose code it runs; None: this one.
+    """
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -96,22 +99,22 @@ def gateway_of(
         (home / "config.yaml").write_text(config.format(port=port, admin=admin, **given))
         started = time.perf_counter()
         with server([module, "serve", "--config", str(home / "config.yaml"), *options], port, tree) as process:
-            yield Running(process, port, admin, time.perf_counter() - started)
+            yield GatewayProcess(process, port, admin, time.perf_counter() - started)
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
-    """What gateways are compared with, and what is behind them: ports, and of those that are measured processes."""
+class BareServers:
+    """The servers that gateways are compared with, and the endpoint behind them: a port, or a port and process id."""
 
     upstream: int
     fixed: tuple[int, int]
     proxy: tuple[int, int]
 
 
-def bare(stack: contextlib.ExitStack) -> Bare:
-    """`stack` ends them."""
+def start_bare_servers(stack: contextlib.ExitStack) -> BareServers:
+    """Start the servers, which `stack` ends."""
     up, fix, pro = free_port(), free_port(), free_port()
     stack.enter_context(server(["bench.servers", "upstream", str(up)], up))
     fixed = stack.enter_context(server(["bench.servers", "fixed", str(fix)], fix))
     proxy = stack.enter_context(server(["bench.servers", "proxy", str(pro), f"http://127.0.0.1:{up}"], pro))
-    return Bare(up, (fix, fixed.pid), (pro, proxy.pid))
+    return BareServers(up, (fix, fixed.pid), (pro, proxy.pid))

@@ -25,8 +25,8 @@ from typing import Any
 
 from redis import Redis
 
-from bench.asked import CONFIG, POLICY, body, other_case
-from bench.gateways import EXACT_CACHE, Bare, Running, bare, gateway_of
+from bench.fixtures import CONFIG, POLICY, body, other_case
+from bench.gateways import EXACT_CACHE, BareServers, GatewayProcess, gateway_of, start_bare_servers
 from bench.index_start import STORE_BYTES, fill_store, get
 from bench.load import Load, request_bytes, run
 from bench.process import cpu_seconds, rss_mb, starved_seconds
@@ -77,7 +77,7 @@ class Growth:
     memory: dict[int, float] = field(default_factory=dict)  # MB of a gateway with so many entries
     draw: random.Random = field(default_factory=lambda: random.Random(9))
 
-    async def note(
+    async def add(
         self,
         curve: str,
         row: str,
@@ -87,7 +87,7 @@ class Growth:
         connections: int,
         expect: str = "",
     ) -> None:
-        """`at`: port and process."""
+        """Run a load and keep it. `at`: port and process."""
         asked = [request_bytes(each) for each in bodies]
         load = await run(*at, asked, connections=connections, expect=expect.encode())
         self.loads.setdefault((curve, row, x), []).append(load)
@@ -107,50 +107,53 @@ class Growth:
             )
 
 
-def place(it: Running) -> tuple[int, int]:
+def address_of(it: GatewayProcess) -> tuple[int, int]:
     return it.port, it.process.pid
 
 
-def of_size(size: int, model: str = "bench", **fields: object) -> bytes:
+def question_of_size(size: int, model: str = "bench", **fields: object) -> bytes:
     return body(QUESTION + " more" * ((size - 900) // 5), model, **fields)
 
 
-async def bodies(growth: Growth, there: Bare) -> None:
-    """At 8 connections. The front knows requests by their bytes; a request that it has not seen is parsed."""
-    note = partial(growth.note, "body")
+async def bodies(growth: Growth, there: BareServers) -> None:
+    """Measure bodies of each size at 8 connections.
+
+    The front knows requests by their bytes; a request that it has not seen is parsed.
+    """
+    note = partial(growth.add, "body")
     with gateway_of(WIDE, EXACT, embedder="hash", upstream=there.upstream, more="") as it:
         for size in SIZES:
-            await run(*place(it), [request_bytes(of_size(size))], connections=1)
+            await run(*address_of(it), [request_bytes(question_of_size(size))], connections=1)
         for _ in range(growth.rounds):
             for size in SIZES:
                 count = max(16, min(growth.requests, MOST_BYTES // size))
-                same, uncached = [of_size(size)] * count, [of_size(size, "uncached")] * count
-                fresh = [of_size(size, metadata={"n": growth.draw.getrandbits(60)}) for _ in range(count // 4)]
+                same, uncached = [question_of_size(size)] * count, [question_of_size(size, "uncached")] * count
+                fresh = [question_of_size(size, metadata={"n": growth.draw.getrandbits(60)}) for _ in range(count // 4)]
                 await note(FIXED, size, there.fixed, same, 8)
                 await note(PROXY, size, there.proxy, same, 8)
-                await note("exact hit", size, place(it), same, 8, "detail=exact")
-                await note("exact hit, bytes not seen before", size, place(it), fresh, 8, "detail=exact")
-                await note("pass-through miss", size, place(it), uncached, 8, "detail=policy")
+                await note("exact hit", size, address_of(it), same, 8, "detail=exact")
+                await note("exact hit, bytes not seen before", size, address_of(it), fresh, 8, "detail=exact")
+                await note("pass-through miss", size, address_of(it), uncached, 8, "detail=policy")
 
 
-async def connections(growth: Growth, there: Bare) -> None:
-    note = partial(growth.note, "connections")
+async def connections(growth: Growth, there: BareServers) -> None:
+    note = partial(growth.add, "connections")
     with gateway_of(WIDE, EXACT, embedder="hash", upstream=there.upstream, more="") as it:
-        await run(*place(it), [request_bytes(body(QUESTION))], connections=1)
+        await run(*address_of(it), [request_bytes(body(QUESTION))], connections=1)
         for _ in range(growth.rounds):
             for crowd in CONNECTIONS:
                 count = max(growth.requests, 3 * crowd)
                 same, uncached = [body(QUESTION)] * count, [body(QUESTION, "uncached")] * count
                 await note(FIXED, crowd, there.fixed, same, crowd)
                 await note(PROXY, crowd, there.proxy, same, crowd)
-                await note("exact hit", crowd, place(it), same, crowd, "detail=exact")
-                await growth.note(
-                    "connections", "pass-through miss", crowd, place(it), uncached, crowd, "detail=policy"
+                await note("exact hit", crowd, address_of(it), same, crowd, "detail=exact")
+                await growth.add(
+                    "connections", "pass-through miss", crowd, address_of(it), uncached, crowd, "detail=policy"
                 )
 
 
-def with_routes(count: int) -> str:
-    """The last of `count` routes is the one that matches."""
+def policy_with_routes(count: int) -> str:
+    """Return a policy with `count` routes, of which the last one matches."""
     rules = [
         f'  - {{name: r{i}, match: {{path: /v1/chat/completions, model: "other-{i}-*", headers: {{x-app: app{i}}}}}, '
         "cache: {exact: {ttl: 1h}}, route: {backend: main}}\n"
@@ -159,15 +162,15 @@ def with_routes(count: int) -> str:
     return EXACT.replace("  - name: default", "".join(rules) + "  - name: default")
 
 
-async def routes(growth: Growth, there: Bare) -> None:
-    note = partial(growth.note, "routes")
+async def routes(growth: Growth, there: BareServers) -> None:
+    note = partial(growth.add, "routes")
     with ExitStack() as stack:
         places = {}
         for count in ROUTES:
             it = stack.enter_context(
-                gateway_of(CONFIG, with_routes(count), embedder="hash", upstream=there.upstream, more="")
+                gateway_of(CONFIG, policy_with_routes(count), embedder="hash", upstream=there.upstream, more="")
             )
-            places[count] = place(it)
+            places[count] = address_of(it)
             await run(*places[count], [request_bytes(body(QUESTION))], connections=1)
         for _ in range(growth.rounds):
             for count, at in places.items():
@@ -179,36 +182,36 @@ async def routes(growth: Growth, there: Bare) -> None:
                 await note("exact hit, bytes not seen before", count, at, fresh, 8, "detail=exact")
 
 
-async def entries(growth: Growth, there: Bare, counts: Sequence[int]) -> None:
-    """Of one scope, that of the questions; the front has room for none."""
-    note = partial(growth.note, "entries")
+async def entries(growth: Growth, there: BareServers, counts: Sequence[int]) -> None:
+    """Measure with that many entries in the scope of the questions; the front has room for none."""
+    note = partial(growth.add, "entries")
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
             more = ON_DISK.format(folder=folder)
             given: dict[str, Any] = {"embedder": "hash", "upstream": there.upstream, "more": more}
             with gateway_of(CONFIG, POLICY, **given) as it:
-                await run(*place(it), [request_bytes(each) for each in (body(QUESTION), *STORED)], connections=1)
+                await run(*address_of(it), [request_bytes(each) for each in (body(QUESTION), *STORED)], connections=1)
             if count:
-                stored = Questions(7).some(count)
+                stored = Questions(7).sample(count)
                 await fill_store(Path(folder), stored, await scope_in(Path(folder)))
                 del stored
             with gateway_of(CONFIG, POLICY, **given) as it:
                 while not get(f"http://127.0.0.1:{it.port}/readyz").get("index_ready"):
                     await asyncio.sleep(0.1)
-                await settled(it.process.pid)
+                await wait_until_settled(it.process.pid)
                 growth.memory[count] = rss_mb(it.process.pid)
                 for _ in range(growth.rounds):
                     exact = [STORED[i % len(STORED)] for i in range(growth.requests)]
                     alike = [body(other_case(growth.draw)) for _ in range(growth.requests // 2)]
                     await note(FIXED, count, there.fixed, exact, 8)
-                    await growth.note(
-                        "entries", "exact hit, from the store", count, place(it), exact, 8, "detail=exact"
+                    await growth.add(
+                        "entries", "exact hit, from the store", count, address_of(it), exact, 8, "detail=exact"
                     )
-                    await note("semantic hit (hash)", count, place(it), alike, 8, "detail=semantic")
+                    await note("semantic hit (hash)", count, address_of(it), alike, 8, "detail=semantic")
 
 
-async def settled(pid: int) -> None:
-    """Returns once what follows a start is done: large scopes get another form of their index."""
+async def wait_until_settled(pid: int) -> None:
+    """Wait for the work after a start: large scopes get another form of their index."""
     until, calm = time.monotonic() + SETTLE_S, 0
     while calm < 3 and time.monotonic() < until:
         before = cpu_seconds(pid) + starved_seconds(pid)
@@ -217,7 +220,7 @@ async def settled(pid: int) -> None:
 
 
 async def scope_in(data_dir: Path) -> str:
-    """That of the entries that a gateway has left there."""
+    """Return the scope of the entries that a gateway has left there."""
     store = await EmbeddedValkey.start(data_dir, max_memory=STORE_BYTES)
     try:
         with Redis.from_url(store.url) as client:
@@ -240,9 +243,9 @@ def table(growth: Growth) -> Iterator[str]:
         yield f"memory of a gateway with {count:,} entries: {megabytes:.0f} MB"
 
 
-async def measured(growth: Growth, curves: Sequence[str], counts: Sequence[int]) -> None:
+async def measure(growth: Growth, curves: Sequence[str], counts: Sequence[int]) -> None:
     with ExitStack() as stack:
-        there = bare(stack)
+        there = start_bare_servers(stack)
         for name, work in {"body": bodies, "connections": connections, "routes": routes}.items():
             if name in curves:
                 await work(growth, there)
@@ -262,7 +265,7 @@ def main() -> None:
     given = parser.parse_args()
     growth, began = Growth(given.requests, given.rounds), time.perf_counter()
     curves = given.curve or ("body", "connections", "routes", "entries")
-    asyncio.run(measured(growth, curves, given.entries or ENTRIES))
+    asyncio.run(measure(growth, curves, given.entries or ENTRIES))
     print("\n".join(table(growth)))
     print(f"({time.perf_counter() - began:.0f} s)")
     given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import free_port, gateway_of
 from bench.protocols import BODY
 
@@ -50,14 +50,14 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {l
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Of the endpoints: seconds, standard deviation of the logarithm, share of the calls that stall, times as long."""
+    """The latency of the endpoints: seconds, standard deviation of the logarithm, share of stalls, their factor."""
 
     median_s: float
     sigma: float
     stalls: float
     stall: float
 
-    def drawn(self, draw: random.Random) -> float:
+    def draw(self, draw: random.Random) -> float:
         took = self.median_s * draw.lognormvariate(0.0, self.sigma)
         return took * self.stall if draw.random() < self.stalls else took
 
@@ -71,22 +71,22 @@ class Endpoint:
         self._scenario, self._draw = scenario, random.Random(seed)
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serve(self) -> AsyncIterator[None]:
         async with await asyncio.start_server(self._connection, "127.0.0.1", self.port):
             yield
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
-                await message(reader)
+                await read_message(reader)
                 self.calls += 1
-                await asyncio.sleep(self._scenario.drawn(self._draw))
+                await asyncio.sleep(self._scenario.draw(self._draw))
                 writer.write(HEAD + BODY)
         writer.close()
 
 
-async def message(reader: asyncio.StreamReader) -> bytes:
-    """The head of what has a Content-Length."""
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """Read a message that has a Content-Length, and return its head."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.index(b"content-length:")
     await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
@@ -105,7 +105,7 @@ class Client:
         sent = body(f"number {number}.")
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
-        answer = await message(reader)
+        answer = await read_message(reader)
         if not answer.startswith(b"http/1.1 200"):
             raise AssertionError(answer.decode())
         self._idle.append((reader, writer))
@@ -122,14 +122,14 @@ def gateway(ports: list[int], hedge: str) -> Iterator[int]:
         yield it.port
 
 
-async def one_mode(hedge: str, scenario: Scenario, requests: int, rate: float) -> tuple[list[float], float]:
-    """-> seconds of each request that counts, sorted; calls for each request."""
+async def measure_mode(hedge: str, scenario: Scenario, requests: int, rate: float) -> tuple[list[float], float]:
+    """Return the sorted seconds of each request that counts, and the calls per request."""
     endpoints = [Endpoint(scenario, seed) for seed in (1, 2)]
-    async with endpoints[0].serving(), endpoints[1].serving():
+    async with endpoints[0].serve(), endpoints[1].serve():
         with gateway([each.port for each in endpoints], hedge) as port:
             client, draw, loop = Client(port), random.Random(3), asyncio.get_running_loop()
 
-            async def one(number: int, due: float) -> float:
+            async def send(number: int, due: float) -> float:
                 await asyncio.sleep(due - loop.time())
                 await client.ask(number)
                 return loop.time() - due
@@ -137,7 +137,7 @@ async def one_mode(hedge: str, scenario: Scenario, requests: int, rate: float) -
             at, tasks = loop.time() + 0.2, []
             for number in range(requests):
                 at += draw.expovariate(rate)
-                tasks.append(asyncio.create_task(one(number, at)))
+                tasks.append(asyncio.create_task(send(number, at)))
             took = await asyncio.gather(*tasks)
             client.close()
     return sorted(took[int(WARM * requests) :]), sum(each.calls for each in endpoints) / requests
@@ -156,7 +156,7 @@ def main() -> None:
     print(f"{scenario}, {given.requests} requests at {given.rate:g} a second, the first {WARM:.0%} not counted")
     print(f"{'':<26}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}{'p99.9 ms':>10}{'extra calls':>13}")
     for mode, hedge in MODES.items():
-        took, calls = uvloop.run(one_mode(hedge, scenario, given.requests, given.rate))
+        took, calls = uvloop.run(measure_mode(hedge, scenario, given.requests, given.rate))
         cells = [f"{1e3 * took[int(q * (len(took) - 1))]:>9.0f}" for q in (0.5, 0.95, 0.99)]
         print(f"{mode:<26}{''.join(cells)}{1e3 * took[int(0.999 * (len(took) - 1))]:>10.0f}{calls - 1:>13.1%}")
 

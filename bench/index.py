@@ -53,16 +53,16 @@ class Row:
 
 
 async def measure(entries: int, folder: Path) -> Row:
-    """Everything but the start."""
+    """Measure everything but the start."""
     row, questions = Row(entries), Questions(7)
     faiss.omp_set_num_threads(1)
-    stored = questions.some(entries)
-    hits = questions.in_other_words(stored[questions.pick(ASKED, entries)])
-    fresh = questions.some(ASKED)
+    stored = questions.sample(entries)
+    hits = questions.paraphrase(stored[questions.pick(ASKED, entries)])
+    fresh = questions.sample(ASKED)
     index = FaissIndex(DIMENSION, max_entries=entries)
     try:
         await fill(index, stored, hits, row)
-        row.p50_ms, row.p99_ms = percentiles([await timed(index, vector) for vector in hits])
+        row.p50_ms, row.p99_ms = percentiles([await time_search(index, vector) for vector in hits])
         row.hit_recall, row.fresh_recall = await recall(index, stored, hits), await recall(index, stored, fresh)
         row.flat_p50_ms, _ = percentiles([flat_ms(stored, vector) for vector in hits[:20]])
         row.index_mb = index.bytes / 1e6
@@ -77,23 +77,23 @@ async def measure(entries: int, folder: Path) -> Row:
 
 
 async def fill(index: FaissIndex, stored: Matrix, hits: Matrix, row: Row) -> None:
-    """Adds all, 32 at a time as a busy gateway would, and searches now and then while a partition is rebuilt."""
+    """Add all, 32 at a time as a busy gateway would, and search now and then while a partition is rebuilt."""
     begun, cpu = time.perf_counter(), time.process_time()
     training: list[float] = []
     for i in range(0, len(stored), 32):
         some = stored[i : i + 32]
         await asyncio.gather(*(index.add(fingerprint(i + j), SCOPE, vector) for j, vector in enumerate(some)))
         if index.rebuilding and i % 640 == 0:
-            training.append(await timed(index, hits[i % ASKED]))
+            training.append(await time_search(index, hits[i % ASKED]))
     while index.rebuilding:
-        training.append(await timed(index, hits[len(training) % ASKED]))
+        training.append(await time_search(index, hits[len(training) % ASKED]))
         await asyncio.sleep(0.02)
     row.fill_s, row.fill_cpu_s = time.perf_counter() - begun, time.process_time() - cpu
     row.training_p99_ms = percentiles(training)[1] if training else 0.0
 
 
-async def timed(index: FaissIndex, vector: Matrix) -> float:
-    """Milliseconds of one search, from the event loop and back to it."""
+async def time_search(index: FaissIndex, vector: Matrix) -> float:
+    """Return the milliseconds of one search, from the event loop and back to it."""
     begun = time.perf_counter()
     await index.search(SCOPE, vector, 4)
     return (time.perf_counter() - begun) * 1e3
@@ -114,7 +114,7 @@ async def recall(index: FaissIndex, stored: Matrix, asked: Matrix) -> float:
 
 
 def percentiles(milliseconds: list[float]) -> tuple[float, float]:
-    """-> the median, the 99th."""
+    """Return the median and the 99th percentile."""
     return float(np.percentile(milliseconds, 50)), float(np.percentile(milliseconds, 99))
 
 

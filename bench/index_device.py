@@ -52,7 +52,7 @@ def main(name: str, sizes: list[int]) -> None:
     device = CpuDevice() if name == "copy" else build_device(name)
     print(HEAD)
     for entries in sizes:
-        for row in asyncio.run(compared(entries, name, device)):
+        for row in asyncio.run(compare(entries, name, device)):
             print(
                 f"| {row.where} | {row.entries:,} | {row.p50_ms:.3f} | {row.p99_ms:.3f} | {row.searches_s:,.0f} | "
                 f"{row.hit_recall:.4f} / {row.fresh_recall:.4f} | {row.mixed_p99_ms:.3f} | {row.copied_s:.1f} |",
@@ -60,14 +60,14 @@ def main(name: str, sizes: list[int]) -> None:
             )
 
 
-async def compared(entries: int, name: str, device: Device | None) -> list[Figures]:
+async def compare(entries: int, name: str, device: Device | None) -> list[Figures]:
     questions = Questions(7)
-    stored = questions.some(entries)
-    centroids, lists = listed(stored, on_gpu=name.startswith("cuda"))
-    return await compared_lists(stored, centroids, lists, questions, name, device)
+    stored = questions.sample(entries)
+    centroids, lists = assign_lists(stored, on_gpu=name.startswith("cuda"))
+    return await compare_lists(stored, centroids, lists, questions, name, device)
 
 
-async def compared_lists(
+async def compare_lists(
     stored: Matrix,
     centroids: Matrix,
     lists: NDArray[np.int32],
@@ -75,26 +75,26 @@ async def compared_lists(
     name: str,
     device: Device | None,
 ) -> list[Figures]:
-    """Of an index on the CPU, and of one with the device. `lists`: of each vector."""
+    """Measure an index on the CPU, and one with the device. `lists`: the list of each vector."""
     entries = len(stored)
-    hits, fresh = questions.in_other_words(stored[questions.pick(ASKED, entries)]), questions.some(ASKED)
-    new = questions.some(ADDED)
+    hits, fresh = questions.paraphrase(stored[questions.pick(ASKED, entries)]), questions.sample(ASKED)
+    new = questions.sample(ADDED)
     nearest = [_nearest(asked, stored, on_gpu=name.startswith("cuda")) for asked in (hits, fresh)]
     rows = []
     for where, there in (("CPU", None), (name, device)):
         index = FaissIndex(DIMENSION, max_entries=entries + 2 * ADDED, device=there)
         try:
-            await index.load(pieces(stored, centroids, lists))
+            await index.load(checkpoint_parts(stored, centroids, lists))
             begun = time.perf_counter()
             await index.settled()
             copied = time.perf_counter() - begun
-            rows.append(await measured(index, where, (hits, fresh), nearest, new, copied))
+            rows.append(await measure(index, where, (hits, fresh), nearest, new, copied))
         finally:
             index.close()
     return rows
 
 
-async def measured(
+async def measure(
     index: FaissIndex,
     where: str,
     asked: tuple[Matrix, Matrix],
@@ -132,8 +132,8 @@ async def measured(
     return Figures(where, entries, float(p50), float(p99), rate, right[0], right[1], mixed, copied_s)
 
 
-def listed(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
-    """-> centroids (lists, d), and the list of each vector (n,)."""
+def assign_lists(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
+    """Return centroids (lists, d), and the list of each vector (n,)."""
     count = IndexPlan().lists(len(stored))
     sample = stored[:: max(1, len(stored) // (SAMPLE_PER_LIST * count))]
     if on_gpu:
@@ -156,7 +156,7 @@ def listed(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
 
 
 def _nearest(asked: Matrix, stored: Matrix, *, on_gpu: bool) -> NDArray[np.int64]:
-    """-> the place of the nearest one of each, by looking at all."""
+    """Return the row of the nearest stored vector of each, from a search of all."""
     metric = faiss.METRIC_INNER_PRODUCT
     if on_gpu:
         _, found = _GPU.knn_gpu(_GPU.StandardGpuResources(), asked, stored, 1, metric=metric)
@@ -166,8 +166,8 @@ def _nearest(asked: Matrix, stored: Matrix, *, on_gpu: bool) -> NDArray[np.int64
     return nearest
 
 
-def pieces(stored: Matrix, centroids: Matrix, lists: NDArray[np.int32]) -> Iterator[CheckpointChunk]:
-    """As a checkpoint gives them back."""
+def checkpoint_parts(stored: Matrix, centroids: Matrix, lists: NDArray[np.int32]) -> Iterator[CheckpointChunk]:
+    """Yield the vectors in the form in which a checkpoint is read."""
     form = InvertedLists(centroids, len(stored))
     for i in range(0, len(stored), CHUNK):
         some = stored[i : i + CHUNK].astype(np.float16)

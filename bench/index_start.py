@@ -43,7 +43,7 @@ def fingerprint(i: int) -> str:
 
 
 async def fill_store(data_dir: Path, stored: Matrix, scope: str = SCOPE) -> None:
-    """Records of all entries with their vectors, as a gateway would have left them: in the embedded store's file."""
+    """Write records of all entries with their vectors into the embedded store's file, as a gateway would."""
     server = await EmbeddedValkey.start(data_dir, max_memory=STORE_BYTES)
     try:
         with Redis.from_url(server.url) as client:
@@ -81,8 +81,8 @@ def put(client: Redis, first: int, vectors: Matrix, scope: str) -> None:
 
 
 @dataclass(frozen=True)
-class Started:
-    """A gateway's start. Seconds since the process was made; megabytes of resident memory."""
+class StartFigures:
+    """The start of a gateway: seconds since the process was made, and megabytes of resident memory."""
 
     listen_s: float  # until it serves
     start_s: float  # until its index is complete
@@ -91,8 +91,8 @@ class Started:
     gateway_peak_mb: float
 
 
-def start(entries: int, folder: Path) -> Started:
-    """A gateway on what `measure` left, until its index holds everything."""
+def start(entries: int, folder: Path) -> StartFigures:
+    """Start a gateway on the output of `measure`, and wait until its index holds everything."""
     port, admin = free_port(), free_port()
     (folder / "policies").mkdir()
     (folder / "policies" / "default.yaml").write_text(POLICY)
@@ -114,14 +114,14 @@ def start(entries: int, folder: Path) -> Started:
         sizes = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in status.splitlines() if line.endswith("kB")}
         ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         cpu_s = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
-        return Started(listen_s or start_s, start_s, cpu_s, sizes["VmRSS"], sizes["VmHWM"])
+        return StartFigures(listen_s or start_s, start_s, cpu_s, sizes["VmRSS"], sizes["VmHWM"])
     finally:
         process.terminate()
         process.wait(60)
 
 
 def get(url: str) -> dict[str, Any]:
-    """{} until it answers."""
+    """Return the answer; {} until the gateway answers."""
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return dict(json.load(answer))

@@ -35,21 +35,21 @@ BODY = {"path": "/v1/chat/completions", "body": {"model": "m", "messages": [{"ro
 
 
 async def accept(session: aiohttp.ClientSession, url: str) -> tuple[str, float]:
-    """-> (the job, seconds until its 202)."""
+    """Submit a job. Return its id, and the seconds until its 202."""
     began = time.perf_counter()
     async with session.post(url + "/v1/jobs", json=BODY) as response:
         assert response.status == 202, await response.text()
         return (await response.json())["id"], time.perf_counter() - began
 
 
-async def completed(session: aiohttp.ClientSession, admin: str) -> int:
+async def completed_jobs(session: aiohttp.ClientSession, admin: str) -> int:
     async with session.get(admin + "/metrics") as response:
         found = re.search(r'^nearhit_jobs_total\{outcome="completed"\} (\S+)$', await response.text(), re.MULTILINE)
     return 0 if found is None else int(float(found[1]))
 
 
 async def latency(session: aiohttp.ClientSession, url: str, count: int) -> tuple[list[float], list[float]]:
-    """One at a time, followed by events. -> (seconds to the 202, seconds from it to the result)."""
+    """Run jobs one at a time, followed by events. Return the seconds to the 202, and from it to the result."""
     accepted, answered = [], []
     for _ in range(count):
         job, seconds = await accept(session, url)
@@ -65,8 +65,8 @@ async def latency(session: aiohttp.ClientSession, url: str, count: int) -> tuple
 async def throughput(
     session: aiohttp.ClientSession, url: str, admin: str, pid: int, count: int, connections: int
 ) -> dict[str, float]:
-    """A burst of `count` jobs. -> a second: accepted, answered; CPU in microseconds a job."""
-    before = await completed(session, admin)
+    """Run a burst of `count` jobs. Return accepted and answered jobs per second, and CPU in microseconds per job."""
+    before = await completed_jobs(session, admin)
     (store,) = children(pid)
     cpu, store_cpu, began = cpu_seconds(pid), cpu_seconds(store), time.perf_counter()
     left = iter(range(count))
@@ -77,7 +77,7 @@ async def throughput(
 
     await asyncio.gather(*(client() for _ in range(connections)))
     accepted = time.perf_counter() - began
-    while await completed(session, admin) - before < count:
+    while await completed_jobs(session, admin) - before < count:
         await asyncio.sleep(0.02)
     answered = time.perf_counter() - began
     return {
@@ -88,7 +88,7 @@ async def throughput(
     }
 
 
-async def measured(arguments: argparse.Namespace) -> dict[str, Any]:
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     (port,) = free_ports(1)
     upstream = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.servers", "upstream", str(port))
     try:
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--fsync", action="store_true", help="with jobs.fsync: on")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    figures = asyncio.run(measured(arguments))
+    figures = asyncio.run(measure(arguments))
     if arguments.json:
         print(json.dumps(figures))
         return

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, run
 from bench.protocols import QUESTION
@@ -46,8 +46,8 @@ def request(key: str, more: str = "") -> bytes:
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-async def made(session: aiohttp.ClientSession, admin: int) -> tuple[str, str]:
-    """-> (a key's id, the key)."""
+async def create_key(session: aiohttp.ClientSession, admin: int) -> tuple[str, str]:
+    """Return a key's id, and the key."""
     async with session.post(f"http://127.0.0.1:{admin}/admin/keys", json={"name": "b", "tenant": "acme"}) as answer:
         said = await answer.json()
     return said["id"], said["key"]
@@ -62,7 +62,7 @@ async def costs(up: int, requests: int, rounds: int) -> dict[tuple[str, int, str
             key = STATIC
             if name == "store":
                 async with aiohttp.ClientSession() as session:
-                    _, key = await made(session, it.admin)
+                    _, key = await create_key(session, it.admin)
             places[name] = (it.port, it.process.pid, key)
             await run(it.port, it.process.pid, [request(key)], connections=1)
         for number in range(rounds + 1):
@@ -77,7 +77,7 @@ async def costs(up: int, requests: int, rounds: int) -> dict[tuple[str, int, str
 
 
 async def revocations(up: int, times: int) -> list[float]:
-    """Seconds from the answer to the revocation until the other gateway refuses; asked every 2 ms."""
+    """Return the seconds from the answer to the revocation until the other gateway refuses; asked every 2 ms."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store = stack.enter_context(outside_server(folder)).url
@@ -85,11 +85,11 @@ async def revocations(up: int, times: int) -> list[float]:
             stack.enter_context(gateway_of(CONFIG, EXACT_CACHE, store=store, auth=KEYED, upstream=up)) for _ in range(2)
         )
         async with aiohttp.ClientSession() as session:
-            return [await _let_in(session, first.admin, second.port) for _ in range(times)]
+            return [await _revocation_delay(session, first.admin, second.port) for _ in range(times)]
 
 
-async def _let_in(session: aiohttp.ClientSession, admin: int, port: int) -> float:
-    identity, key = await made(session, admin)
+async def _revocation_delay(session: aiohttp.ClientSession, admin: int, port: int) -> float:
+    identity, key = await create_key(session, admin)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     async def status() -> int:
@@ -122,7 +122,7 @@ def table(loads: dict[tuple[str, int, str], list[Load]]) -> str:
     return "\n".join(lines)
 
 
-async def measured(requests: int, rounds: int, times: int) -> None:
+async def measure(requests: int, rounds: int, times: int) -> None:
     up = free_port()
     with server(["bench.servers", "upstream", str(up)], up):
         print(table(await costs(up, requests, rounds)), flush=True)
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--revocations", type=int, default=20)
     given = parser.parse_args()
-    asyncio.run(measured(given.requests, given.rounds, given.revocations))
+    asyncio.run(measure(given.requests, given.rounds, given.revocations))
 
 
 if __name__ == "__main__":

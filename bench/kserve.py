@@ -61,13 +61,13 @@ class Row:
 
 @contextlib.contextmanager
 def gateway(backend: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """-> (process, HTTP port, gRPC port)"""
+    """Run a gateway, and yield its process, HTTP port and gRPC port."""
     grpc_port = free_port()
     with gateway_of(CONFIG, POLICY, grpc=grpc_port, backend=backend) as it:
         yield it.process, it.port, grpc_port
 
 
-def timed(pid: int, ask: Callable[[], Any], requests: int) -> Row:
+def time_calls(pid: int, ask: Callable[[], Any], requests: int) -> Row:
     ask()
     before, took = cpu_seconds(pid), []
     for _ in range(requests):
@@ -77,15 +77,15 @@ def timed(pid: int, ask: Callable[[], Any], requests: int) -> Row:
     return Row(1e3 * statistics.median(took), 1e6 * (cpu_seconds(pid) - before) / requests)
 
 
-def asking(kind: Any, address: str, elements: int, **more: Any) -> tuple[Any, Callable[[], Any]]:
-    """-> (the client, a call)"""
+def open_client(kind: Any, address: str, elements: int, **more: Any) -> tuple[Any, Callable[[], Any]]:
+    """Open a client, and return it with a call."""
     client = kind.InferenceServerClient(address)
     given = kind.InferInput("IN_FP32", [1, elements], "FP32")
     given.set_data_from_numpy(np.ones((1, elements), np.float32))
     return client, lambda: client.infer("identity", [given], **more)
 
 
-def measured(triton: TritonPorts, requests: int, rounds: int) -> dict[tuple[str, str, str], list[Row]]:
+def measure(triton: TritonPorts, requests: int, rounds: int) -> dict[tuple[str, str, str], list[Row]]:
     found: dict[tuple[str, str, str], list[Row]] = {}
     forms = {
         "HTTP": (http, triton.http, f"{{adapter: kserve, url: http://127.0.0.1:{triton.http}}}"),
@@ -101,8 +101,8 @@ def measured(triton: TritonPorts, requests: int, rounds: int) -> dict[tuple[str,
                         ("through, uncached", own, {"headers": dict(UNCACHED)}),
                         ("exact hit", own, {}),
                     ):
-                        client, ask = asking(kind, f"127.0.0.1:{where}", elements, **more)
-                        row = timed(process.pid, ask, requests)
+                        client, ask = open_client(kind, f"127.0.0.1:{where}", elements, **more)
+                        row = time_calls(process.pid, ask, requests)
                         client.close()
                         if number:  # the first round warms everything up
                             found.setdefault((form, size, case), []).append(row)
@@ -121,7 +121,7 @@ def main() -> None:
         ports = TritonPorts(grpc=free_port(), http=free_port(), metrics=free_port())
         triton = runner.run(TritonServer.start(environment, home / "models", home, ports))
         try:
-            found = measured(ports, given.requests, given.rounds)
+            found = measure(ports, given.requests, given.rounds)
         finally:
             runner.run(triton.stop())
     print(f"{'':<6} {'tensor':<8} {'':<18} {'p50 ms':>7} {'x direct':>9} {'gateway CPU us':>15}")

@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import statistics
 
-from bench.asked import CONFIG, body
+from bench.fixtures import CONFIG, body
 from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 

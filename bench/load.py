@@ -26,17 +26,20 @@ class Load:
 
 
 def request_bytes(body: bytes, path: str = "/v1/chat/completions", headers: str = "") -> bytes:
-    """`headers`: more of them, each with its end of line."""
+    """Return a request. `headers`: more lines of the head, each with its end of line."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: int = 0) -> float:
-    """-> seconds until the last byte of the answer, which must be a 200 whose head contains `expect`, and a stream have
-    `events` events: a bench of errors, or of another path than the one it names, is worse than none."""
+async def exchange(opened: Connection, request: bytes, expect: bytes = b"", events: int = 0) -> float:
+    """Send a request, and return the seconds until the last byte of the answer.
+
+    The answer must be a 200 whose head contains `expect`, and a stream must have `events` events. A bench of errors,
+    or of another path than the one it names, is worse than none.
+    """
     reader, writer = opened
     started = time.perf_counter()
     writer.write(request)
@@ -56,7 +59,9 @@ async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: 
 
 
 @contextlib.asynccontextmanager
-async def opened(port: int, connections: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[list[Opened]]:
+async def open_connections(
+    port: int, connections: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[list[Connection]]:
     """Open connections, which end with the block. Their handshakes are over when it begins."""
     links = [await asyncio.open_connection("127.0.0.1", port, ssl=tls) for _ in range(connections)]
     try:
@@ -67,7 +72,7 @@ async def opened(port: int, connections: int, tls: ssl.SSLContext | None = None)
 
 
 async def _connection(
-    link: Opened, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]
+    link: Connection, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]
 ) -> None:
     latencies.extend([await exchange(link, request, expect, events) for request in requests])
 
@@ -82,15 +87,15 @@ async def run(
     events: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> Load:
-    """Sends `requests` once each, and looks at the answers as `exchange` does. Connecting does not count."""
-    async with opened(port, connections, tls) as links:
+    """Send `requests` once each, and check the answers as `exchange` does. Connecting does not count."""
+    async with open_connections(port, connections, tls) as links:
         return await run_on(links, pid, requests, expect=expect, events=events)
 
 
 async def run_on(
-    links: Sequence[Opened], pid: int, requests: Sequence[bytes], *, expect: bytes = b"", events: int = 0
+    links: Sequence[Connection], pid: int, requests: Sequence[bytes], *, expect: bytes = b"", events: int = 0
 ) -> Load:
-    """As `run`, on connections that are open."""
+    """Do as `run`, on connections that are open."""
     source = iter(requests)
     latencies: list[float] = []
     stores = children(pid)

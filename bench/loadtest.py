@@ -74,7 +74,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """The figures of a tool, and the gateway's shares of its requests by verdict."""
 
     tool: str
@@ -209,7 +209,7 @@ def verdicts(admin: int) -> Mapping[str, float]:
     return counted
 
 
-def measure(name: str, path: Path, seconds: int, questions: Path) -> Measured:
+def measure(name: str, path: Path, seconds: int, questions: Path) -> Measurement:
     """Run one tool against a new gateway. Exit with its output if it fails."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -233,10 +233,10 @@ def measure(name: str, path: Path, seconds: int, questions: Path) -> Measured:
             counted = verdicts(admin)
         whole = sum(counted.values()) or 1.0
         shares = {verdict: counted.get(verdict, 0.0) / whole for verdict in VERDICTS}
-        return Measured(name, KNOWN[name].read(load), shares)
+        return Measurement(name, KNOWN[name].read(load), shares)
 
 
-def table(rows: Sequence[Measured]) -> Iterator[str]:
+def table(rows: Sequence[Measurement]) -> Iterator[str]:
     """Yield the lines of the table in `docs/performance.md`."""
     yield f"| tool | requests | failed | QPS | P50 ms | P99 ms | {' | '.join(VERDICTS)} |"
     yield "| --- " * (6 + len(VERDICTS)) + "|"

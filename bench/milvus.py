@@ -36,19 +36,19 @@ async def measure(name: str, index: VectorIndex, stored: Matrix, asked: Matrix) 
     vectors = [StoredVector(f"{i:064x}", SCOPE, stored[i], LATER) for i in range(entries - SINGLE)]
     begun = time.perf_counter()
     for i in range(0, len(vectors), BATCH):
-        await added(index, vectors[i : i + BATCH])
+        await add(index, vectors[i : i + BATCH])
     batched = len(vectors) / (time.perf_counter() - begun)
     begun = time.perf_counter()
     for i in range(entries - SINGLE, entries):
         await index.add(f"{i:064x}", SCOPE, stored[i], LATER)
     single = SINGLE / (time.perf_counter() - begun)
-    fresh_ms = await one_ms(index, asked[0])
+    fresh_ms = await search_ms(index, asked[0])
     if isinstance(index, FaissIndex):
         await index.settled()
     elif isinstance(index, MilvusIndex):
         await index.flush()
-    await one_ms(index, asked[0])  # what is read once, and the scope's first count
-    took = [await one_ms(index, vector) for vector in asked]
+    await search_ms(index, asked[0])  # what is read once, and the scope's first count
+    took = [await search_ms(index, vector) for vector in asked]
     p50, p99 = np.percentile(took, [50, 99])
     print(
         f"| {name} | {entries:,} | {batched:,.0f} | {single:,.0f} | {fresh_ms:,.1f} | {p50:,.1f} | {p99:,.1f} |",
@@ -56,8 +56,8 @@ async def measure(name: str, index: VectorIndex, stored: Matrix, asked: Matrix) 
     )
 
 
-async def added(index: VectorIndex, vectors: Sequence[StoredVector]) -> None:
-    """Written again where the time was over, as `nearhit index migrate` does: Lite compacts meanwhile."""
+async def add(index: VectorIndex, vectors: Sequence[StoredVector]) -> None:
+    """Add the entries, and write them again if that fails, as `nearhit index migrate` does: Lite compacts meanwhile."""
     for _ in range(TRIES):
         try:
             return await index.add_all(vectors)
@@ -66,7 +66,7 @@ async def added(index: VectorIndex, vectors: Sequence[StoredVector]) -> None:
     raise SystemExit("the index takes no vectors")
 
 
-async def one_ms(index: VectorIndex, vector: Matrix) -> float:
+async def search_ms(index: VectorIndex, vector: Matrix) -> float:
     begun = time.perf_counter()
     await index.search(SCOPE, vector, 4)
     return 1e3 * (time.perf_counter() - begun)
@@ -78,8 +78,8 @@ async def run(sizes: Sequence[int], searches: int, url: str | None) -> None:
     print("|---|---|---|---|---|---|---|")
     for entries in sizes:
         questions = Questions(7)
-        stored = questions.some(entries)
-        asked = questions.in_other_words(stored[questions.pick(searches, entries)])
+        stored = questions.sample(entries)
+        asked = questions.paraphrase(stored[questions.pick(searches, entries)])
         within = FaissIndex(DIMENSION, max_entries=entries)
         try:
             await measure("FAISS, in process", within, stored, asked)

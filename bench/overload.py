@@ -43,7 +43,7 @@ MARKS = {"goodput": 0.9, "latency": 2.0, "reject_s": 0.05, "recovery_s": 60.0}
 
 
 async def stub(port: int, workers: int, mean_s: float, sigma: float) -> None:
-    """An endpoint that works on so many calls at once; the others queue."""
+    """Run an endpoint that works on that many calls at once; the others queue."""
     draw, places, body = random.Random(5), asyncio.Semaphore(workers), BODY
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
@@ -63,7 +63,7 @@ async def stub(port: int, workers: int, mean_s: float, sigma: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """One answer. Seconds from the start of the phase, and from the sending of the request."""
 
     at: float
@@ -79,14 +79,14 @@ class Clients:
         self._port = port
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(self, question: str, started: float, model: str = "m") -> Seen:
+    async def ask(self, question: str, started: float, model: str = "m") -> Observation:
         sent = time.perf_counter()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 status, retry_after = await self._exchange(question, model)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             status, retry_after = 0, False
-        return Seen(sent - started, time.perf_counter() - sent, status, retry_after)
+        return Observation(sent - started, time.perf_counter() - sent, status, retry_after)
 
     async def _exchange(self, question: str, model: str) -> tuple[int, bool]:
         opened = self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
@@ -110,23 +110,23 @@ class Clients:
 
 @dataclass
 class Phase:
-    """What came of a load held for a while."""
+    """The results of a load held for a while."""
 
     name: str
     load: float  # of the capacity
     seconds: float
-    asked: list[Seen] = field(default_factory=list)
-    hits: list[Seen] = field(default_factory=list)
+    asked: list[Observation] = field(default_factory=list)
+    hits: list[Observation] = field(default_factory=list)
     shed: Counter[str] = field(default_factory=Counter)
     limit: float = 0.0
     rss: float = 0.0
 
     @property
-    def answered(self) -> list[Seen]:
+    def answered(self) -> list[Observation]:
         return [seen for seen in self.asked if seen.status == 200]
 
     @property
-    def rejects(self) -> list[Seen]:
+    def rejects(self) -> list[Observation]:
         return [seen for seen in self.asked if seen.status in (429, 503)]
 
     @property
@@ -134,15 +134,15 @@ class Phase:
         return len(self.answered) / self.seconds
 
 
-def quantile(seen: Sequence[Seen], q: float) -> float:
+def quantile(seen: Sequence[Observation], q: float) -> float:
     took = sorted(one.took for one in seen)
     return took[min(len(took) - 1, int(q * len(took)))] if took else math.nan
 
 
-async def hold(phase: Phase, clients: Clients, rate: float, draw: random.Random) -> None:
-    """Sends at `rate` a second, whatever comes back, and hits beside it, and waits for the last answer."""
+async def run_load(phase: Phase, clients: Clients, rate: float, draw: random.Random) -> None:
+    """Send `rate` requests a second, whatever comes back, with hits beside them, and wait for the last answer."""
     started = time.perf_counter()
-    tasks: dict[asyncio.Task[Seen], bool] = {}
+    tasks: dict[asyncio.Task[Observation], bool] = {}
     due, due_hit = 0.0, 0.0
     while min(due, due_hit) < phase.seconds:
         hit = due_hit < due
@@ -157,8 +157,8 @@ async def hold(phase: Phase, clients: Clients, rate: float, draw: random.Random)
         (phase.hits if hit else phase.asked).append(await task)
 
 
-def scraped(admin: int) -> tuple[Counter[str], float]:
-    """-> (refused by reason since the start; the backend's limit now)."""
+def scrape(admin: int) -> tuple[Counter[str], float]:
+    """Return the refusals by reason since the start, and the backend's limit now."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics") as response:
         text = response.read().decode()
     shed = Counter({m[1]: int(float(m[2])) for m in re.finditer(r'nearhit_shed_total\{reason="(.+?)"\} (\S+)', text)})
@@ -168,12 +168,12 @@ def scraped(admin: int) -> tuple[Counter[str], float]:
 
 @contextlib.contextmanager
 def gateway(upstream: int, adaptive: str) -> Iterator[tuple[int, int, int]]:
-    """-> (process id, port, admin port)."""
+    """Run a gateway, and yield its process id, port and admin port."""
     with gateway_of(CONFIG, EXACT_CACHE, upstream=upstream, adaptive=adaptive) as it:
         yield it.process.pid, it.port, it.admin
 
 
-async def measured(options: argparse.Namespace) -> list[Phase]:
+async def measure(options: argparse.Namespace) -> list[Phase]:
     capacity, upstream, draw = options.workers / options.mean, free_port(), random.Random(3)
     plan = [("warm", CALM, 8.0), ("calm", CALM, options.seconds), ("1x", 1.0, options.seconds)]
     plan += [(name, load, s) for load in (3.0, 10.0) for name, load, s in
@@ -184,15 +184,15 @@ async def measured(options: argparse.Namespace) -> list[Phase]:
         clients, before = Clients(port), Counter[str]()
         await clients.ask(KNOWN, 0.0)
         for phase in phases:
-            await hold(phase, clients, phase.load * capacity, draw)
-            shed, phase.limit = scraped(admin)
+            await run_load(phase, clients, phase.load * capacity, draw)
+            shed, phase.limit = scrape(admin)
             phase.shed, before, phase.rss = shed - before, shed, rss_mb(pid)
             print(f"{phase.name} done", file=sys.stderr)
     return phases
 
 
 def recovery_s(after: Phase, calm: Phase) -> float:
-    """Until a second in which none is refused, and half are answered as soon as in the calm, or nearly."""
+    """Return the seconds until none is refused and half are answered about as soon as in the calm."""
     for second in range(int(after.seconds)):
         asked = [seen for seen in after.asked if second <= seen.at < second + 1]
         if all(s.status == 200 for s in asked) and quantile(asked, 0.5) <= 1.5 * quantile(calm.asked, 0.5):
@@ -215,7 +215,7 @@ def table(phases: Sequence[Phase]) -> Iterator[str]:
 
 
 def verdicts(phases: Sequence[Phase]) -> Iterator[tuple[str, float, bool]]:
-    """Each mark, what was measured, whether it is met."""
+    """Yield each mark, the measured figure, and whether it holds."""
     by = {phase.name: phase for phase in phases}
     calm, peak = by["calm"], max(phase.goodput for phase in phases)
     for name in ("3x", "10x"):
@@ -237,7 +237,7 @@ def verdicts(phases: Sequence[Phase]) -> Iterator[tuple[str, float, bool]]:
 
 
 def main(options: argparse.Namespace) -> None:
-    phases = uvloop.run(measured(options))
+    phases = uvloop.run(measure(options))
     print(f"\n{options.workers} workers, {1e3 * options.mean:.0f} ms lognormal (sigma {options.sigma}): "
           f"{options.workers / options.mean:.0f} a second; adaptive {options.adaptive}\n")  # fmt: skip
     print("\n".join(table(phases)), end="\n\n")

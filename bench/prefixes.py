@@ -93,7 +93,7 @@ class ModelServer(LimitedBackend):
 
     name, http, speaks = "main", True, "openai"
 
-    def __init__(self, cache: PrefixCache, bench: Measured, clock: SimulatedTime) -> None:
+    def __init__(self, cache: PrefixCache, bench: Measurement, clock: SimulatedTime) -> None:
         super().__init__(ConcurrencyLimiter("main", PARALLEL, 60.0, clock, adaptive=False, tenant_share=1.0))
         self._cache = cache
         self._bench = bench
@@ -123,7 +123,7 @@ class ModelServer(LimitedBackend):
 
 
 @dataclass
-class Measured:
+class Measurement:
     """The figures of one run."""
 
     first_tokens_s: list[float] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Measured:
         return cached / (cached + fresh)
 
     @property
-    def moved(self) -> str:
+    def moved_share(self) -> str:
         """The share of the calls that left the upstream with their longest prefix; empty for other balancers."""
         picks = {outcome: count for (_, outcome), count in self.telemetry.prefix_picks.values.items()}
         return f"{picks.get('moved', 0.0) / sum(picks.values()):.1%}" if picks else ""
@@ -182,7 +182,7 @@ def conversations(count: int, draw: random.Random) -> list[Conversation]:
 Send = Callable[[RequestContext], Any]
 
 
-def balancer(kind: str, servers: Sequence[ModelServer], clock: SimulatedTime, bench: Measured, seed: int) -> Send:
+def balancer(kind: str, servers: Sequence[ModelServer], clock: SimulatedTime, bench: Measurement, seed: int) -> Send:
     """Return what sends a request: a pool of the gateway, or pools of one upstream in turn."""
 
     def pool(members: Sequence[tuple[int, ModelServer]], sticky: Any) -> UpstreamPool:
@@ -198,14 +198,14 @@ def balancer(kind: str, servers: Sequence[ModelServer], clock: SimulatedTime, be
     return lambda request: pools[next(count) % len(pools)].call(request)
 
 
-def run(kind: str, talks: Sequence[Conversation], rate: float, servers: int, memory: int, seed: int) -> Measured:
+def run(kind: str, talks: Sequence[Conversation], rate: float, servers: int, memory: int, seed: int) -> Measurement:
     """Run all conversations, which begin at `rate` a second, against servers with `memory` tokens of cache each."""
-    clock, bench = SimulatedTime(), Measured()
+    clock, bench = SimulatedTime(), Measurement()
     loop = asyncio.SelectorEventLoop(clock)
     loop.time = clock.monotonic  # type: ignore[method-assign]
     draw = random.Random(seed)
 
-    async def talk(conversation: Conversation, begins: float, send: Send) -> None:
+    async def converse(conversation: Conversation, begins: float, send: Send) -> None:
         await asyncio.sleep(begins)
         for pause_s, messages in conversation.prompts():
             await asyncio.sleep(pause_s)
@@ -218,7 +218,7 @@ def run(kind: str, talks: Sequence[Conversation], rate: float, servers: int, mem
         begins, talking = 0.0, []
         for conversation in talks:
             begins += draw.expovariate(rate)
-            talking.append(talk(conversation, begins, send))
+            talking.append(converse(conversation, begins, send))
         await asyncio.gather(*talking)
 
     try:
@@ -267,7 +267,7 @@ def main() -> None:
             bench = run(kind, talks, rate, servers, memory, given.seed)
             print(
                 f"| {servers} | {memory:,} | {kind} | {bench.hit_rate:.1%} | {1000 * bench.ttft_s(0.5):.0f} "
-                f"| {1000 * bench.ttft_s(0.95):.0f} | {bench.moved} |"
+                f"| {1000 * bench.ttft_s(0.95):.0f} | {bench.moved_share} |"
             )
     print("\n| prompt | us a choice |\n|---|---|")
     for size in (2_000, 20_000, 200_000):

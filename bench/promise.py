@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import uvloop
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import free_port, gateway_of
 from bench.protocols import BODY
 from bench.queues import Arrival, Outcome, Scenario, Station, oracle, outcome
@@ -60,7 +60,7 @@ class Endpoint:
     services: list[float] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serve(self) -> AsyncIterator[None]:
         async with await asyncio.start_server(self._connection, "127.0.0.1", self.port, backlog=4096):
             yield
 
@@ -82,7 +82,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {l
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head and body of what has a Content-Length."""
+    """Read the head and body of a message that has a Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.index(b"content-length:")
     return head, await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
@@ -96,7 +96,7 @@ class Client:
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     async def ask(self, number: int, budget_s: float, half: str) -> bytes:
-        """-> the answer's head, in lower case."""
+        """Send a request, and return the answer's head in lower case."""
         reader, writer = await self._connection()
         sent = body(f"number {number}.")
         head = (
@@ -123,15 +123,15 @@ def gateway(light: int, large: int, target: str) -> Iterator[int]:
         yield it.port
 
 
-async def one_run(
+async def run_load(
     client: Client, light: Endpoint, large: Endpoint, arrivals: list[Arrival], half: bool, lags: list[float]
 ) -> list[Row]:
-    """Sends each request at its time, whatever became of those before it."""
+    """Send each request at its time, whatever became of those before it."""
     loop, draw = asyncio.get_running_loop(), random.Random(5)
     light.services, large.services = [a.light_s for a in arrivals], [a.large_s for a in arrivals]
     start = loop.time() + 0.2
 
-    async def one(number: int, arrival: Arrival) -> Row:
+    async def send(number: int, arrival: Arrival) -> Row:
         await asyncio.sleep(start + arrival.at - loop.time())
         sent = loop.time()
         lags.append(sent - start - arrival.at)
@@ -145,7 +145,7 @@ async def one_run(
         answered = head.startswith(b"http/1.1 200")
         return b"x-nearhit-backend: large" in head, possible, answered and took <= arrival.budget_s, answered
 
-    return await asyncio.gather(*(one(number, arrival) for number, arrival in enumerate(arrivals)))
+    return await asyncio.gather(*(send(number, arrival) for number, arrival in enumerate(arrivals)))
 
 
 Row = tuple[bool, bool, bool, bool]
@@ -165,26 +165,30 @@ class Cell:
     failed: int = 0
 
     @property
-    def starved(self) -> bool:
+    def is_starved(self) -> bool:
         """Whether the machine was short of processors, so that requests waited where no gateway can see it."""
         return self.lag_s > STARVED_S
 
 
-async def one_mode(mode: str, scenario: Scenario, count: int, seed: int, tries: int) -> list[Cell]:
-    """All loads on one gateway, the lightest first. A starved one is run again at once, `tries` times at most, and the
-    run with the least lag stands."""
+async def measure_mode(mode: str, scenario: Scenario, count: int, seed: int, tries: int) -> list[Cell]:
+    """Measure all loads on one gateway, the lightest first.
+
+    A starved load is run again at once, `tries` times at most. The run with the least lag counts.
+    """
     light, large = (Endpoint(free_port(), station) for station in scenario.stations())
     found: list[Cell] = []
-    async with light.serving(), large.serving():
+    async with light.serve(), large.serve():
         with gateway(light.port, large.port, MODES[mode]) as port:
             client = Client(port)
             for load in LOADS:
                 best: Cell | None = None
                 for tried in range(1, tries + 1):
-                    cell = await _cell(mode, load, tried, client, (light, large), drawn(scenario, load, count, seed))
+                    cell = await _cell(
+                        mode, load, tried, client, (light, large), draw_requests(scenario, load, count, seed)
+                    )
                     best = cell if best is None or cell.lag_s < best.lag_s else best
                     best = replace(best, tries=tried)
-                    if not best.starved:
+                    if not best.is_starved:
                         break
                 assert best is not None
                 found.append(best)
@@ -197,23 +201,23 @@ async def _cell(
     mode: str, load: float, tried: int, client: Client, endpoints: tuple[Endpoint, Endpoint], arrivals: list[Arrival]
 ) -> Cell:
     lags: list[float] = []
-    rows = await one_run(client, *endpoints, arrivals, mode == HALF, lags)
+    rows = await run_load(client, *endpoints, arrivals, mode == HALF, lags)
     lag = sorted(lags)[int(0.99 * len(lags))]
     counted = rows[int(WARM * len(rows)) :]
     return Cell(mode, load, outcome(row[:3] for row in counted), lag, tried, sum(not row[3] for row in counted))
 
 
-def drawn(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
-    """The same requests for every mode, and for the oracle."""
+def draw_requests(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
+    """Return the same requests for every mode, and for the oracle."""
     return scenario.arrivals(load, count, random.Random(f"{seed} {load}"))
 
 
 def best_shares(scenario: Scenario, count: int, seed: int) -> list[float]:
-    """Of the large model, by load: an oracle's, for the requests that count."""
-    return [oracle(scenario, drawn(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
+    """Return an oracle's share of the large model, by load, for the requests that count."""
+    return [oracle(scenario, draw_requests(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
 
 
-def measured(modes: Sequence[str], scenario: Scenario, count: int, seed: int, tries: int) -> Iterator[list[Cell]]:
-    """`count`: requests a load, where the gateway has to learn; a third of it elsewhere."""
+def measure(modes: Sequence[str], scenario: Scenario, count: int, seed: int, tries: int) -> Iterator[list[Cell]]:
+    """Measure all modes. `count`: requests per load, where the gateway has to learn; a third of it elsewhere."""
     for mode in modes:
-        yield uvloop.run(one_mode(mode, scenario, count if mode in LEARNS else count // 3, seed, tries))
+        yield uvloop.run(measure_mode(mode, scenario, count if mode in LEARNS else count // 3, seed, tries))

@@ -71,7 +71,7 @@ Count = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`number`: the answer that the endpoint gives."""
+    """A prompt. `number`: the answer that the endpoint gives."""
 
     text: str
     number: int
@@ -87,7 +87,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Wordings:
     """A line of `training/wordings`."""
 
     same: tuple[str, ...]
@@ -106,13 +106,13 @@ def body(prompt: Prompt, *, system: bool, stream: bool = False) -> bytes:
     return json.dumps({**asked, "metadata": {"n": prompt.number}} | ({"stream": True} if stream else {})).encode()
 
 
-def groups_of(written: Sequence[Written], length: int, tokens: Count, draw: random.Random) -> Iterator[Group]:
+def groups_of(written: Sequence[Wordings], length: int, tokens: Count, draw: random.Random) -> Iterator[Group]:
     """Yield candidates of a length, in a random order: one for each line that has fitting wordings."""
     shared = _context(length, tokens, draw)
     for at in draw.sample(range(len(written)), len(written)):
         if at % FAR_PART == 0:
             continue
-        same, other = ([text for text in each if _fits(text, length, tokens)] for each in _of(written[at]))
+        same, other = ([text for text in each if _fits(text, length, tokens)] for each in _wordings_of(written[at]))
         if len(same) < 2 or not other:
             continue
         stored, paraphrase = max(combinations(same, 2), key=_overlap) if length == CLOSE else draw.sample(same, 2)
@@ -121,7 +121,7 @@ def groups_of(written: Sequence[Written], length: int, tokens: Count, draw: rand
         yield Group(Prompt(texts[0], 2 * at), Prompt(texts[1], 2 * at), Prompt(texts[2], 2 * at + 1))
 
 
-def far_of(written: Sequence[Written], length: int, tokens: Count, draw: random.Random) -> Iterator[Prompt]:
+def far_of(written: Sequence[Wordings], length: int, tokens: Count, draw: random.Random) -> Iterator[Prompt]:
     """Yield questions about other subjects: one wording, or several where one is too short."""
     texts = [text for at in range(0, len(written), FAR_PART) for text in written[at].same]
     fitting = [text for text in texts if _fits(text, length, tokens)]
@@ -143,7 +143,7 @@ def _overlap(pair: tuple[str, str]) -> float:
     return len(first & second) / len(first | second)
 
 
-def _of(written: Written) -> tuple[Sequence[str], Sequence[str]]:
+def _wordings_of(written: Wordings) -> tuple[Sequence[str], Sequence[str]]:
     return written.same, written.other
 
 

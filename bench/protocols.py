@@ -31,7 +31,10 @@ NUMBERS = [[0.25 * ((7 * row + column) % 33) for column in range(4)] for row in 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """`backend`: its adapter, `path` below the gateway's and the backend's root. Headers end with CRLF each."""
+    """A protocol. `backend`: its adapter. `path`: below the gateway's and the backend's root.
+
+    Headers end with CRLF each.
+    """
 
     name: str
     backend: str
@@ -48,7 +51,7 @@ def _json(value: Any) -> bytes:
 
 
 def _binary(value: dict[str, Any], tail: bytes) -> tuple[bytes, str]:
-    """KServe's binary form: JSON, the tensors behind it, and a header with the length of the first."""
+    """Return KServe's binary form: JSON, the tensors behind it, and a header with the length of the first."""
     head = _json(value)
     length = f"Inference-Header-Content-Length: {len(head)}\r\n"
     return head + tail, f"Content-Type: application/octet-stream\r\n{length}"

@@ -19,8 +19,8 @@ class Questions:
         domains = self._directions(400)
         self._topics = 0.7 * domains[self._draw.integers(400, size=20_000)] + 0.7 * self._directions(20_000)
 
-    def some(self, count: int) -> Matrix:
-        """(count, d), unit length."""
+    def sample(self, count: int) -> Matrix:
+        """Return (count, d) of unit length."""
         made = np.empty((count, DIMENSION), dtype=np.float32)
         for i in range(0, count, 20_000):
             rows = made[i : i + 20_000]
@@ -28,8 +28,8 @@ class Questions:
             rows[:] = _unit((topics + self._directions(len(rows))) @ self._basis)
         return made
 
-    def in_other_words(self, vectors: Matrix, apart: float = 0.33) -> Matrix:
-        """What a paraphrase has: a cosine of about 0.95; of 1 / sqrt(1 + `apart` squared)."""
+    def paraphrase(self, vectors: Matrix, apart: float = 0.33) -> Matrix:
+        """Return vectors with the cosine of a paraphrase, about 0.95; in general 1 / sqrt(1 + `apart` squared)."""
         noise = self._draw.standard_normal(vectors.shape, dtype=np.float32) / np.float32(np.sqrt(DIMENSION))
         return _unit(vectors + np.float32(apart) * noise)
 

@@ -31,7 +31,7 @@ class Station:
         self.free = [0.0] * self.workers
 
     def would_take(self, at: float, service_s: float) -> float:
-        """Until the answer is there, waiting included."""
+        """Return the seconds until the answer is there, waiting included."""
         return max(0.0, self.free[0] - at) + service_s
 
     def take(self, at: float, service_s: float) -> float:
@@ -55,7 +55,7 @@ class Scenario:
         return self.large[1] / (self.large[0] * math.exp(self.spread**2 / 2))
 
     def arrivals(self, load: float, count: int, draw: random.Random) -> list[Arrival]:
-        """Poisson arrivals at `load` times the capacity of the large one."""
+        """Return Poisson arrivals at `load` times the capacity of the large one."""
         at, arrivals = 0.0, []
         for _ in range(count):
             at += draw.expovariate(load * self.capacity)
@@ -68,8 +68,10 @@ class Scenario:
 
 
 def oracle(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[float, float]:
-    """Who knows what each answer would take at each backend asks the large one whenever that is in time.
-    -> (its share of the requests, the share for which nothing is in time)."""
+    """Return an oracle's share of the requests to the large model, and the share for which nothing is in time.
+
+    The oracle knows each latency at each backend. It asks the large model if that is in time.
+    """
     light, large = scenario.stations()
     to_large = impossible = 0
     for arrival in arrivals:
@@ -89,7 +91,7 @@ class Outcome:
 
 
 def outcome(rows: Iterable[tuple[bool, bool, bool]]) -> Outcome:
-    """Of (asked the large one, was it possible, was it in time)."""
+    """Return the outcome. A row is (asked the large one, was it possible, was it in time)."""
     rows = list(rows)
     possible = [kept for _, was_possible, kept in rows if was_possible]
     return Outcome(sum(large for large, _, _ in rows) / len(rows), len(possible) / len(rows),

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
-from bench.asked import body
-from bench.crowd import crowd, valkey
+from bench.coalescing import measure_burst, valkey
+from bench.fixtures import body
 from bench.gateways import free_port, gateway_of, server
 from bench.load import request_bytes, run
 from bench.process import children_of, rss_mb
@@ -99,7 +99,7 @@ async def ask(session: aiohttp.ClientSession, at: Replica, question: str) -> str
 
 
 def traffic(count: int) -> list[str]:
-    """Questions that come again, word by word or in other words, the first ones more often (Zipf)."""
+    """Return repeated questions, word by word or in other words; the first ones are more frequent (Zipf)."""
     draw = random.Random(3)
     known = [f"{' '.join(draw.sample(WORDS, 6))} number {i}" for i in range(count // 4)]
     weights = [1 / (rank + 1) for rank in range(len(known))]
@@ -108,7 +108,7 @@ def traffic(count: int) -> list[str]:
 
 
 async def hit_rate(session: aiohttp.ClientSession, replicas: Sequence[Replica], count: int) -> float:
-    """One after the other, each at the next gateway."""
+    """Send the questions one after the other, each to the next gateway."""
     hits = 0
     for question, at in zip(traffic(count), itertools.cycle(replicas), strict=False):
         hits += "; hit" in await ask(session, at, question)
@@ -116,7 +116,7 @@ async def hit_rate(session: aiohttp.ClientSession, replicas: Sequence[Replica], 
 
 
 async def throughput(replicas: Sequence[Replica], requests: int) -> tuple[float, float]:
-    """Exact hits at all of them at once -> a second, and microseconds of CPU each."""
+    """Measure exact hits at all gateways at once. Return hits per second, and microseconds of CPU each."""
     bodies = [request_bytes(body("warm"))] * requests
     for at in replicas:
         await run(at.port, at.pid, bodies[:50], connections=2)
@@ -151,7 +151,7 @@ def entry(number: int) -> Entry:
 
 
 async def write(store: str, rate: int, seconds: float) -> float:
-    """As another gateway would -> entries a second that were written."""
+    """Write entries as another gateway would. Return the entries written per second."""
     encoder = HashEncoder()
     writer = RedisStore(
         connect(store),
@@ -173,7 +173,7 @@ async def write(store: str, rate: int, seconds: float) -> float:
     return total / took
 
 
-async def followed(
+async def measure_changes(
     session: aiohttp.ClientSession, replicas: Sequence[Replica], store: str, rate: int, seconds: float
 ) -> str:
     before = [float(INDEXED.findall(await text(session, f"{r.admin_url}/metrics"))[0]) for r in replicas]
@@ -200,15 +200,15 @@ async def followed(
 
 
 async def delays(session: aiohttp.ClientSession, at: Replica) -> list[int]:
-    """Counts by bucket, not cumulated."""
+    """Return counts by bucket, not cumulated."""
     cumulated = [int(float(count)) for _, count in DELAY.findall(await text(session, f"{at.admin_url}/metrics"))]
     if not cumulated:
         return [0] * (len(LATENCY_BUCKETS) + 1)
     return [b - a for a, b in itertools.pairwise([0, *cumulated])]
 
 
-async def purged(session: aiohttp.ClientSession, replicas: Sequence[Replica]) -> float:
-    """Seconds from asking one of them for a removal until the last one has stopped to serve it."""
+async def measure_purge(session: aiohttp.ClientSession, replicas: Sequence[Replica]) -> float:
+    """Return the seconds from a purge at one gateway until the last one has stopped to serve the entry."""
     for at in replicas:
         await ask(session, at, "to be removed")
         assert "; hit" in await ask(session, at, "to be removed")
@@ -218,7 +218,7 @@ async def purged(session: aiohttp.ClientSession, replicas: Sequence[Replica]) ->
         async with session.post(f"{replicas[0].admin_url}/admin/cache/purge", json={"route": "default"}) as response:
             assert response.status == 200
 
-    async def gone(at: Replica) -> float:
+    async def wait_until_gone(at: Replica) -> float:
         # Asked for with only-if-cached, so that nobody stores it anew.
         headers = {"content-type": "application/json", "cache-control": "only-if-cached"}
         while True:
@@ -228,7 +228,7 @@ async def purged(session: aiohttp.ClientSession, replicas: Sequence[Replica]) ->
                     return time.perf_counter() - begun
 
     removing = asyncio.create_task(remove())  # answered once the store has been swept, which may take seconds
-    last = max(await asyncio.gather(*map(gone, replicas)))
+    last = max(await asyncio.gather(*map(wait_until_gone, replicas)))
     await removing
     return last
 
@@ -240,15 +240,15 @@ async def measure(count: int, arguments: argparse.Namespace, upstream: int) -> s
         async with aiohttp.ClientSession() as session:
             rate = await hit_rate(session, replicas, arguments.questions)
             a_second, cpu_us = await throughput(replicas, arguments.requests)
-            follows = await followed(session, replicas, store, arguments.rate, arguments.seconds)
-            removed = await purged(session, replicas)
-    line = await crowd(f"{count}", arguments.crowd, count, shared=True)
+            follows = await measure_changes(session, replicas, store, arguments.rate, arguments.seconds)
+            removed = await measure_purge(session, replicas)
+    line = await measure_burst(f"{count}", arguments.crowd, count, shared=True)
     calls = line.split()[1]
     return f"{count:>8} {a_second:>9.0f} {cpu_us:>7.0f} {100 * rate:>8.1f}{follows} {1e3 * removed:>8.0f} {calls:>8}"
 
 
-async def of_workers(count: int, arguments: argparse.Namespace, upstream: int) -> str:
-    """One address: exact hits a second, then semantic ones, which embed; and memory."""
+async def measure_workers(count: int, arguments: argparse.Namespace, upstream: int) -> str:
+    """Measure workers at one address: exact hits per second, then semantic ones, which embed; and memory."""
     with replica(upstream, "embedded", count, "onnx") as at:
         async with aiohttp.ClientSession() as session:
             while True:  # a supervisor listens before its workers do
@@ -272,7 +272,7 @@ async def of_workers(count: int, arguments: argparse.Namespace, upstream: int) -
     return f"{count:>8} {fast.per_second:>9.0f} {close.per_second:>10.0f} {close.p50_ms:>9.1f} {memory:>8.0f}"
 
 
-async def all_of_it(arguments: argparse.Namespace) -> None:
+async def measure_all(arguments: argparse.Namespace) -> None:
     print(f"exact hits a second at all at once, and CPU of one; hits of {arguments.questions} questions in turn;")
     print(f"{arguments.rate} entries a second written by somebody else: ms until a change is in force, ms until the")
     print(f"indexes have the last; ms until a removal holds everywhere; calls of a crowd of {arguments.crowd} over all")
@@ -286,7 +286,7 @@ async def all_of_it(arguments: argparse.Namespace) -> None:
         print("\nworkers behind one address, embedded store, the ONNX model in each, 32 connections")
         print(f"{'workers':>8} {'exact/s':>9} {'semantic/s':>10} {'p50 ms':>9} {'MB':>8}")
         for count in arguments.workers:
-            print(await of_workers(count, arguments, upstream), flush=True)
+            print(await measure_workers(count, arguments, upstream), flush=True)
 
 
 def main() -> None:
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1_000, help="entries a second")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--crowd", type=int, default=200)
-    asyncio.run(all_of_it(parser.parse_args()))
+    asyncio.run(measure_all(parser.parse_args()))
 
 
 if __name__ == "__main__":

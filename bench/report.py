@@ -29,7 +29,7 @@ NAMES = {
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The loads of each row, tree and number of connections, one a round. `trees`: names of the checkouts whose
     gateways took turns; the first is this one."""
 
@@ -37,16 +37,16 @@ class Measured:
     loads: dict[tuple[str, str, int], list[Load]] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
 
-    def note(self, row: str, tree: str, connections: int, load: Load) -> None:
+    def add(self, row: str, tree: str, connections: int, load: Load) -> None:
         self.loads.setdefault((row, tree, connections), []).append(load)
 
     def ratios(self, key: tuple[str, str, int], base: tuple[str, str, int]) -> list[float]:
-        """Of CPU, round by round; none where one of both was not measured."""
+        """Return the ratios of CPU, round by round; none if one of both was not measured."""
         pairs = zip(self.loads.get(key, []), self.loads.get(base, []), strict=False)
         return [load.cpu_us / floor.cpu_us for load, floor in pairs]
 
     def figures(self, row: Row, tree: str, connections: int) -> dict[str, float]:
-        """The medians, by the names that marks and columns have for them."""
+        """Return the medians, by the names that marks and columns have for them."""
         key = (row.name, tree, connections)
         loads = self.loads[key]
         found = {
@@ -75,21 +75,21 @@ class Measured:
         lines += [f"{name}: {value:.2f}" for name, value in self.facts.items()]
         return lines
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON: every round of every row, and the medians with what they are to their marks."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return every round of every row, and the medians with their marks, for JSON."""
         rows = []
         for row, tree, connections in self._known():
             figures, marks = self.figures(row, tree, connections), row.marks[COLUMNS.index(connections)]
-            met = [asdict(mark) | {"met": mark.met(figures[mark.field])} for mark in marks if mark.field in figures]
+            met = [asdict(mark) | {"met": mark.verdict(figures[mark.field])} for mark in marks if mark.field in figures]
             rounds = [asdict(load) for load in self.loads[row.name, tree, connections]]
             where = {"row": row.name, "tree": tree, "connections": connections}
             rows.append(where | {"marks": met, "median": figures, "rounds": rounds})
         return {"facts": self.facts, "rows": rows}
 
     def _known(self) -> list[tuple[Row, str, int]]:
-        """What was measured, in the order of the table."""
+        """Return the measured cells, in the order of the table."""
         places = itertools.product(COLUMNS, ROWS, ("", *self.trees))
-        return [(row, tree, crowd) for crowd, row, tree in places if (row.name, tree, crowd) in self.loads]
+        return [(row, tree, count) for count, row, tree in places if (row.name, tree, count) in self.loads]
 
     def _name(self, row: Row, tree: str) -> str:
         return f"{row.name} @{tree}" if row.of_gateway and len(self.trees) > 1 else row.name
@@ -106,11 +106,11 @@ class Measured:
         for mark in row.marks[COLUMNS.index(connections)]:
             if mark.field in figures:
                 figure, reach = figures[mark.field], "" if mark.reach is None else f"{mark.reach:g}"
-                line += f"  {mark.hold:>5.3g} {reach:>5} {NAMES[mark.field]} {figure:.2f}: {mark.met(figure)}"
+                line += f"  {mark.hold:>5.3g} {reach:>5} {NAMES[mark.field]} {figure:.2f}: {mark.verdict(figure)}"
         return line
 
     def _against_others(self) -> list[str]:
-        """What this checkout's gateway takes as a ratio to each other one's in the same rounds."""
+        """Return the ratios of this checkout's gateway to each other one's in the same rounds."""
         here, *others = self.trees
         lines = []
         for name, tree, connections in self.loads:

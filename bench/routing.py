@@ -23,8 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import recovered
-from bench.promise import LOADS, MODES, STARVED_S, WARM, Cell, best_shares, measured
+from bench import gap_recovery
+from bench.promise import LOADS, MODES, STARVED_S, WARM, Cell, best_shares, measure
 from bench.queues import Outcome, Scenario
 
 SECTIONS = ("curve", "promise")
@@ -32,7 +32,7 @@ SECTIONS = ("curve", "promise")
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench-routing", description=__doc__)
-    parser.add_argument("--scores", type=Path, help="what training.held_out wrote; without it no curve")
+    parser.add_argument("--scores", type=Path, help="what training.outcome_scores wrote; without it no curve")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--requests", type=int, default=1500, help="a load, where the gateway has to learn")
     parser.add_argument("--spread", type=float, default=0.3, help="standard deviation of the logarithm")
@@ -46,20 +46,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def curve_section(scores: Path) -> dict[str, Any]:
-    seen = recovered.load(scores)
-    curves, points = recovered.curves(seen), recovered.reached(seen, seen.scores[recovered.HELD_OUT])
+    seen = gap_recovery.load(scores)
+    curves, points = gap_recovery.curves(seen), gap_recovery.rule_results(seen, seen.scores[gap_recovery.HELD_OUT])
     print(f"# Quality against the large model's share: {len(seen.light)} prompts, light {seen.light.mean():.1%} right, "
           f"large {seen.large.mean():.1%}\n")  # fmt: skip
     print(curve_table(curves), "\n")
-    print(reached_table(points), flush=True)
+    print(rule_table(points), flush=True)
     shown = [asdict(point) | {"furthest": None if math.isnan(point.furthest) else point.furthest} for point in points]
     return {"prompts": len(seen.light), "curves": [asdict(curve) for curve in curves], "reached": shown}
 
 
-def curve_table(curves: Sequence[recovered.Curve]) -> str:
+def curve_table(curves: Sequence[gap_recovery.Curve]) -> str:
     lines = [f"{'score':<16}{'APGR':>7}{'95 %':>17}{'at 10 %':>10}{'at 30 %':>10}{'at 50 %':>10}"]
     for curve in curves:
-        at = "".join(f"{curve.at(share):>10.1%}" for share in recovered.SHARES)
+        at = "".join(f"{curve.at(share):>10.1%}" for share in gap_recovery.SHARES)
         lines.append(f"{curve.name:<16}{curve.apgr:>7.3f}{f'[{curve.low:.3f}, {curve.high:.3f}]':>17}{at}")
     lines.append(
         "at 10 %: part of the gap that is recovered where the large model answers 10 %. held out: weights that saw no\n"
@@ -69,7 +69,7 @@ def curve_table(curves: Sequence[recovered.Curve]) -> str:
     return "\n".join(lines)
 
 
-def reached_table(points: Sequence[recovered.Reached]) -> str:
+def rule_table(points: Sequence[gap_recovery.RuleResult]) -> str:
     lines = [f"{'policy (held-out scores)':<26}{'audited':>9}{'large':>9}{'furthest':>10}{'kept':>9}{'worst':>9}"
              f"{'recovered':>11}"]  # fmt: skip
     for point in points:
@@ -77,32 +77,32 @@ def reached_table(points: Sequence[recovered.Reached]) -> str:
         lines.append(f"{point.rule:<26}{point.audited:>9.0%}{point.large:>9.1%}{furthest:>10}{point.kept:>9.1%}"
                      f"{point.worst_kept:>9.1%}{point.recovered:>11.1%}")  # fmt: skip
     lines.append(
-        f"all prompts in {recovered.ORDERS} orders through the gateway's own rule. audited: of the light answers. "
-        f"furthest:\nfrom the share asked for, over any {recovered.IN_A_ROW} in a row. kept: of the prompts at which "
-        "the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: in the "
-        "worst order. recovered: of\nthe gap, which is less where the large model is worse"
+        f"all prompts in {gap_recovery.ORDERS} orders through the gateway's own rule. audited: of the light answers. "
+        f"furthest:\nfrom the share asked for, over any {gap_recovery.IN_A_ROW} in a row. kept: of the prompts at "
+        "which the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: "
+        "in the worst order. recovered: of\nthe gap, which is less where the large model is worse"
     )
     return "\n".join(lines)
 
 
 def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What there is after each mode, so that nothing measured is lost."""
+    """Measure the modes. The result is written after each mode, so that nothing is lost."""
     scenario = Scenario((0.03, 8), (0.15, 16), given.spread, (0.06, 0.75))
     setting = {"scenario": asdict(scenario), "requests": given.requests, "seed": given.seed}
     best = best_shares(scenario, given.requests, given.seed)
-    cells = kept_cells(before, setting, given.modes)
+    cells = previous_cells(before, setting, given.modes)
     print(f"\n# Budgets kept against load; {os.getloadavg()[0]:.1f} processes wanted a processor at the start\n")
-    for found in measured(given.modes, scenario, given.requests, given.seed, given.tries):
+    for found in measure(given.modes, scenario, given.requests, given.seed, given.tries):
         cells = sorted([*cells, *found], key=lambda cell: (list(MODES).index(cell.mode), cell.load))
-        said = ", ".join(_lag(cell) for cell in found)
+        said = ", ".join(_format_lag(cell) for cell in found)
         print(f"  {found[0].mode}: 99 % of the requests were sent at most so many ms late: {said}", flush=True)
-        shown = [asdict(cell) | {"starved": cell.starved} for cell in cells]
+        shown = [asdict(cell) | {"starved": cell.is_starved} for cell in cells]
         yield {**setting, "loads": LOADS, "oracle_large": best, "cells": shown}
     print("\n" + promise_table(scenario, cells, best, given.requests), flush=True)
 
 
-def kept_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
-    """What an earlier run of the same setting found for modes that do not run now."""
+def previous_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
+    """Return the cells of an earlier run of the same setting, for modes that do not run now."""
     if {name: before.get(name) for name in setting} != json.loads(json.dumps(setting)):
         return []
     return [
@@ -112,7 +112,7 @@ def kept_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[
     ]
 
 
-def _lag(cell: Cell) -> str:
+def _format_lag(cell: Cell) -> str:
     tries = f" ({cell.tries} tries)" if cell.tries > 1 else ""
     return f"{1e3 * cell.lag_s:.0f}{tries}" + (f", {cell.failed} requests failed" if cell.failed else "")
 
@@ -127,13 +127,13 @@ def promise_table(scenario: Scenario, cells: Sequence[Cell], best: Sequence[floa
     ]
     for mode in dict.fromkeys(cell.mode for cell in cells):
         shown = [
-            f"{cell.outcome.kept:.1%} / {cell.outcome.large:.1%}{'*' if cell.starved else ' '}"
+            f"{cell.outcome.kept:.1%} / {cell.outcome.large:.1%}{'*' if cell.is_starved else ' '}"
             for cell in cells
             if cell.mode == mode
         ]
         lines.append(f"{mode:<32}" + "".join(f"{text:>17}" for text in shown))
     lines.append("each cell: budgets kept, of those that could be / requests that the large one answered")
-    if any(cell.starved for cell in cells):
+    if any(cell.is_starved for cell in cells):
         lines.append(
             f"*: measured on a starved machine, 1 % of the requests was sent {1e3 * STARVED_S:.0f} ms late or more"
         )

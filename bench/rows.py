@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.asked import CONFIG, POLICY, body, other_case, other_spacing, unheard
+from bench.fixtures import CONFIG, POLICY, body, new_question, other_case, other_spacing
 from bench.protocols import EVENTS, QUESTION
 from gateway.config.policy import single_backend
 
@@ -52,13 +52,13 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A figure that is held, and one that is to be reached; None: there is none. `field`: of `bench.report`'s."""
+    """A figure that is to hold, and one to reach; None: there is none. `field`: the one of `bench.report`."""
 
     field: str
     hold: float
     reach: float | None = None
 
-    def met(self, figure: float) -> str:
+    def verdict(self, figure: float) -> str:
         sign = -1 if self.field == "per_second" else 1  # more of it is better, of all others less
         if self.reach is not None and sign * figure <= sign * self.reach:
             return "reached"
@@ -75,10 +75,13 @@ Draw = Callable[[random.Random, int], list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`on`: the gateway, or the bare server, that is asked. `beside`: the row that asks the same with less switched on;
-    `headers`: lines of each request. `asked`: the bodies of so many requests. `part`: of the
-    requests of a round this share, for what is dear. `expect`: what the head of each answer contains. `events`: of a
-    stream; `live`: they come one by one, `EVENT_S` apart."""
+    """A row of the table.
+
+    `on`: the gateway, or the bare server, that answers. `asked`: makes the bodies of that many requests. `headers`:
+    lines of each request. `part`: the share of a round's requests, for rows that are slow. `expect`: text in the head
+    of each answer. `events`: those of a stream. `live`: they come one by one, `EVENT_S` apart. `beside`: the row with
+    the same requests and less switched on.
+    """
 
     name: str
     on: str
@@ -105,22 +108,22 @@ def same(model: str = "bench", **fields: object) -> Draw:
 
 
 def new_bytes(model: str = "bench", **fields: object) -> Draw:
-    """Requests for a stored answer that were not seen before."""
+    """Return requests for a stored answer in bytes that were not seen before."""
 
-    def asked(draw: random.Random, count: int) -> list[bytes]:
+    def bodies(draw: random.Random, count: int) -> list[bytes]:
         return [body(QUESTION, model, metadata={"n": draw.getrandbits(60)}, **fields) for _ in range(count)]
 
-    return asked
+    return bodies
 
 
 def fresh(kind: str = "fresh", **fields: object) -> Draw:
-    """Never asked, in a scope of their own: what is stored meanwhile makes nothing else slower."""
+    """Return new requests in a scope of their own, so that the entries they store make nothing else slower."""
 
-    def asked(draw: random.Random, count: int) -> list[bytes]:
+    def bodies(draw: random.Random, count: int) -> list[bytes]:
         model = f"{kind}-{draw.getrandbits(32):x}"
-        return [body(unheard(draw), model, **fields) for _ in range(count)]
+        return [body(new_question(draw), model, **fields) for _ in range(count)]
 
-    return asked
+    return bodies
 
 
 def paraphrases(draw: random.Random, count: int) -> list[bytes]:
@@ -147,17 +150,19 @@ def sentences(draw: random.Random, count: int) -> list[bytes]:
 
 
 def lone_sentences(draw: random.Random, count: int) -> list[bytes]:
-    """Each in a scope of its own: the endpoint answers all questions alike, so a promise learns to serve one answer for
-    all."""
+    """Return requests that each have a scope of their own.
+
+    The endpoint answers all questions alike, so a promise would learn to serve one answer for all.
+    """
     return [sentence(draw, draw.getrandbits(32)) for _ in range(count)]
 
 
-def in_turn(_: random.Random, count: int) -> list[bytes]:
-    """Stored requests, no two alike within 32 of each other: none waits for another's read."""
+def stored_in_turn(_: random.Random, count: int) -> list[bytes]:
+    """Return stored requests, no two alike within 32 of each other: none waits for another's read."""
     return [STORED[i % len(STORED)] for i in range(count)]
 
 
-STORED = tuple(body(unheard(random.Random(number))) for number in range(64))
+STORED = tuple(body(new_question(random.Random(number))) for number in range(64))
 KINDS: Mapping[str, Kind] = {
     "hash": Kind("hash", (body(QUESTION), body(QUESTION, "long"))),
     # A front in which no entry has room.
@@ -189,7 +194,7 @@ AT_MOST = Mark("x_less", 1.25)
 _PLAIN = (
     Row(EXACT_HIT, "hash", same(), "detail=exact", marks=x_fixed(0.56, 0.5)),
     Row(NEW_BYTES, "hash", new_bytes(), "detail=exact", part=0.5, marks=x_fixed(None, 1.5, 1.0)),
-    Row(FROM_STORE, "store", in_turn, "detail=exact", marks=x_fixed(1.18, 1.2, 0.8)),
+    Row(FROM_STORE, "store", stored_in_turn, "detail=exact", marks=x_fixed(1.18, 1.2, 0.8)),
     Row(
         STREAM_HIT, "hash", same("long", stream=True), "detail=exact", events=EVENTS,
         marks=x_fixed(0.51, 0.6),

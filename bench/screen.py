@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from bench.asked import CONFIG, body
-from bench.gateways import Running, free_port, gateway_of, server
+from bench.fixtures import CONFIG, body
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 from gateway.tools.embedding_model.static_vectors import QUESTIONS
 
@@ -49,7 +49,7 @@ async def measure(requests: int, rounds: int) -> dict[tuple[str, str], list[Load
     up, draw, found = free_port(), random.Random(7), dict[tuple[str, str], list[Load]]()
     with ExitStack() as stack:
         stack.enter_context(server(["bench.servers", "upstream", str(up)], up))
-        gateways: dict[str, Running] = {
+        gateways: dict[str, GatewayProcess] = {
             screen: stack.enter_context(
                 gateway_of(CONFIG, POLICY.replace("SCREEN", screen), embedder="onnx", upstream=up, more="")
             )

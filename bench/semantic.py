@@ -29,8 +29,8 @@ from typing import Any
 
 import uvloop
 
-from bench.asked import CONFIG, POLICY, body, other_case
-from bench.gateways import Running, free_port, gateway_of, server
+from bench.fixtures import CONFIG, POLICY, body, other_case
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.load import exchange, request_bytes, run
 from bench.process import children, children_of, cpu_seconds, pin
 from bench.protocols import QUESTION
@@ -43,29 +43,29 @@ KINDS: dict[str, tuple[Callable[[random.Random], bytes], bytes]] = {
 POLICIES = {"min_similarity": POLICY, "max_wrong_hits": POLICY.replace("min_similarity: 0.9", "max_wrong_hits: 5%")}
 
 
-async def asked(port: int, kind: str, connections: int, seconds: float, *, warming: bool = False) -> list[float]:
-    """Seconds of each answer; as many as there are in that time. `warming`: it may be any answer."""
+async def ask_for(port: int, kind: str, connections: int, seconds: float, *, warming: bool = False) -> list[float]:
+    """Return the seconds of each answer; as many as there are in that time. `warming`: accept any answer."""
     made, expect = KINDS[kind]
     expect = b"" if warming else expect
     draw, took, until = random.Random(), list[float](), time.perf_counter() + seconds
 
-    async def one() -> None:
+    async def ask() -> None:
         opened = await asyncio.open_connection("127.0.0.1", port)
         while time.perf_counter() < until:
             took.append(await exchange(opened, request_bytes(made(draw)), expect))
         opened[1].close()
 
-    await asyncio.gather(*(one() for _ in range(connections)))
+    await asyncio.gather(*(ask() for _ in range(connections)))
     return took
 
 
-async def steady(port: int, seconds: float) -> list[float]:
-    """Exact hits, `RATE` a second whatever comes back; from when each was due."""
+async def send_steadily(port: int, seconds: float) -> list[float]:
+    """Send exact hits, `RATE` a second whatever comes back. Return the seconds since each was due."""
     made, expect = KINDS["exact"]
     request, began, took = request_bytes(made(random.Random())), time.perf_counter(), list[float]()
     free = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
 
-    async def one(due: float) -> None:
+    async def send(due: float) -> None:
         opened = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
         await exchange(opened, request, expect)
         took.append(time.perf_counter() - due)
@@ -75,14 +75,14 @@ async def steady(port: int, seconds: float) -> list[float]:
         for at in range(int(RATE * seconds)):
             due = began + at / RATE
             await asyncio.sleep(due - time.perf_counter())
-            group.create_task(one(due))
+            group.create_task(send(due))
     for _, writer in free:
         writer.close()
     return took
 
 
-async def elsewhere(module: str, *arguments: object) -> Any:
-    """What the module prints for these arguments in another process, as JSON."""
+async def run_in_process(module: str, *arguments: object) -> Any:
+    """Return the JSON that the module prints for these arguments in another process."""
     words = ["-m", module, "--part", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
@@ -92,17 +92,17 @@ async def elsewhere(module: str, *arguments: object) -> Any:
 
 
 def quantiles(took: Sequence[float]) -> tuple[float, float]:
-    """p50 and p99 in ms."""
+    """Return p50 and p99 in ms."""
     ordered = sorted(took)
     return 1e3 * statistics.median(ordered), 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
-def middle(values: Sequence[float], form: str = ".2f") -> str:
+def spread(values: Sequence[float], form: str = ".2f") -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 @contextlib.contextmanager
-def gateway(workers: int = 1, policy: str = POLICY) -> Iterator[Running]:
+def gateway(workers: int = 1, policy: str = POLICY) -> Iterator[GatewayProcess]:
     up = free_port()
     config = CONFIG.replace("admin: 127.0.0.1:{admin}", "admin: 127.0.0.1:{admin}, workers: {workers}")
     with (
@@ -112,19 +112,19 @@ def gateway(workers: int = 1, policy: str = POLICY) -> Iterator[Running]:
         yield it
 
 
-async def filled(it: Running) -> None:
+async def warm_up(it: GatewayProcess) -> None:
     await run(it.port, it.process.pid, [request_bytes(body(QUESTION))], connections=1)
-    await asked(it.port, "semantic", 8, 2.0, warming=True)
-    await asked(it.port, "exact", 8, 0.5, warming=True)
+    await ask_for(it.port, "semantic", 8, 2.0, warming=True)
+    await ask_for(it.port, "exact", 8, 0.5, warming=True)
 
 
-def family(it: Running) -> list[int]:
-    """The gateway's process and what it has begun: its store, its workers."""
+def process_family(it: GatewayProcess) -> list[int]:
+    """Return the gateway's process and its children: its store, its workers."""
     return [it.process.pid, *children(it.process.pid)]
 
 
-async def workers_of(it: Running, count: int) -> list[int]:
-    """When there are so many: the supervisor listens before it has any."""
+async def workers_of(it: GatewayProcess, count: int) -> list[int]:
+    """Return the workers as soon as there are that many. The supervisor listens before it has any."""
     while True:
         found = children_of(it.process.pid, b"gateway")
         if len(found) == count:
@@ -133,90 +133,90 @@ async def workers_of(it: Running, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Of one round: answers a second, CPU a hit in us, and the share of a core that the load took."""
+class LoadResult:
+    """The figures of one round: answers per second, CPU per hit in us, and the share of a core that the load took."""
 
     rate: float
     cpu_us: float
     load: float
 
 
-async def asked_of(it: Running, processes: int = 1) -> Asked:
-    """Semantic hits over CONNECTIONS connections of so many processes."""
-    cpu = sum(map(cpu_seconds, family(it)))
+async def measure_load(it: GatewayProcess, processes: int = 1) -> LoadResult:
+    """Measure semantic hits over CONNECTIONS connections of that many processes."""
+    cpu = sum(map(cpu_seconds, process_family(it)))
     each = ("bench.semantic", it.port, "semantic", CONNECTIONS // processes, SECONDS)
-    asking = [elsewhere(*each) for _ in range(processes)]
+    asking = [run_in_process(*each) for _ in range(processes)]
     counts, loads = zip(*await asyncio.gather(*asking), strict=True)
-    spent = sum(map(cpu_seconds, family(it))) - cpu
-    return Asked(sum(counts) / SECONDS, 1e6 * spent / sum(counts), sum(loads) / SECONDS)
+    spent = sum(map(cpu_seconds, process_family(it))) - cpu
+    return LoadResult(sum(counts) / SECONDS, 1e6 * spent / sum(counts), sum(loads) / SECONDS)
 
 
-def said(name: str, rounds: Sequence[Asked], cores: int = 1) -> str:
+def summary(name: str, rounds: Sequence[LoadResult], cores: int = 1) -> str:
     rates, costs, loads = zip(*((each.rate, each.cpu_us, each.load) for each in rounds), strict=True)
     a_second = cores * 1e6 / statistics.median(costs)
     return (
-        f"{name}: {middle(rates, '.0f')} semantic hits/s; CPU {middle(costs, '.0f')} us a hit, so {a_second:.0f}/s; "
-        f"the load took {middle(loads)} of a core"
+        f"{name}: {spread(rates, '.0f')} semantic hits/s; CPU {spread(costs, '.0f')} us a hit, so {a_second:.0f}/s; "
+        f"the load took {spread(loads)} of a core"
     )
 
 
-async def one_core() -> None:
+async def measure_one_core() -> None:
     cores = sorted(os.sched_getaffinity(0))
     for name, policy in POLICIES.items():
         with gateway(policy=policy) as it:
             pin(it.process.pid, cores[0])
             os.sched_setaffinity(0, cores[1:] or cores)  # and of the processes that ask
-            await filled(it)
-            rounds = [await asked_of(it) for _ in range(ROUNDS)]
+            await warm_up(it)
+            rounds = [await measure_load(it) for _ in range(ROUNDS)]
             os.sched_setaffinity(0, cores)
-        print(said(f"one core, {name}", rounds), flush=True)
+        print(summary(f"one core, {name}", rounds), flush=True)
 
 
-async def workers() -> None:
+async def measure_workers() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
-    found: dict[int, list[Asked]] = {1: [], 2: []}
+    found: dict[int, list[LoadResult]] = {1: [], 2: []}
     with gateway(1) as one, gateway(2) as two:
         pin(one.process.pid, cores[0])
         both = await workers_of(two, 2)
-        await filled(one)
-        await filled(two)
+        await warm_up(one)
+        await warm_up(two)
         for pid, core in zip(both, cores, strict=True):
             pin(pid, core)
         for _ in range(ROUNDS):
             for count, it in ((1, one), (2, two)):
-                found[count].append(await asked_of(it, processes=2))
+                found[count].append(await measure_load(it, processes=2))
     for count, name in ((1, "one worker on a core"), (2, "two workers on a core each")):
-        print(said(name, found[count], count))
+        print(summary(name, found[count], count))
     ratios = [b.rate / a.rate for a, b in zip(found[1], found[2], strict=True)]
     spent = [a.cpu_us / b.cpu_us for a, b in zip(found[1], found[2], strict=True)]
-    print(f"two workers beside one: {middle(ratios)} x the hits/s; by CPU a hit {2 * statistics.median(spent):.2f} x")
+    print(f"two workers beside one: {spread(ratios)} x the hits/s; by CPU a hit {2 * statistics.median(spent):.2f} x")
 
 
-async def beside() -> None:
+async def measure_mixed() -> None:
     found: dict[str, list[tuple[float, float]]] = {"alone": [], "beside semantic hits": []}
     rates = []
     with gateway() as it:
-        await filled(it)
+        await warm_up(it)
         for _ in range(ROUNDS):
-            found["alone"].append(quantiles(await steady(it.port, SECONDS)))
-            asking = elsewhere("bench.semantic", it.port, "semantic", CONNECTIONS, SECONDS + 1.5)
+            found["alone"].append(quantiles(await send_steadily(it.port, SECONDS)))
+            asking = run_in_process("bench.semantic", it.port, "semantic", CONNECTIONS, SECONDS + 1.5)
             other = asyncio.create_task(asking)
             await asyncio.sleep(1.0)  # it starts
-            found["beside semantic hits"].append(quantiles(await steady(it.port, SECONDS)))
+            found["beside semantic hits"].append(quantiles(await send_steadily(it.port, SECONDS)))
             rates.append((await other)[0] / (SECONDS + 1.5))
     for name, rounds in found.items():
         p50, p99 = zip(*rounds, strict=True)
-        print(f"exact hits, {RATE:.0f}/s, {name}: p50 {middle(p50)} ms, p99 {middle(p99)} ms")
-    print(f"beside them: {middle(rates, '.0f')} semantic hits/s")
+        print(f"exact hits, {RATE:.0f}/s, {name}: p50 {spread(p50)} ms, p99 {spread(p99)} ms")
+    print(f"beside them: {spread(rates, '.0f')} semantic hits/s")
 
 
-SECTIONS = {"one-core": one_core, "workers": workers, "beside": beside}
+SECTIONS = {"one-core": measure_one_core, "workers": measure_workers, "beside": measure_mixed}
 
 
 async def part(port: str, kind: str, connections: str, seconds: str) -> None:
-    """Prints how many answers there were, and what asking for them took of a processor, in seconds."""
+    """Print the number of answers, and the CPU seconds of the client."""
     cpu = time.process_time()
-    count = len(await asked(int(port), kind, int(connections), float(seconds)))
+    count = len(await ask_for(int(port), kind, int(connections), float(seconds)))
     print(json.dumps([count, time.process_time() - cpu]))
 
 

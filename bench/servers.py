@@ -37,7 +37,7 @@ NUMBER = re.compile(rb'"n": ?(\d+)')
 
 
 def frames() -> list[bytes]:
-    """What the gateway sends of the long answer to who did not ask for usage."""
+    """Return the frames that the gateway sends of the long answer to a client that did not ask for usage."""
     some = [event.frame() for event in split("chat.completions", LONG) if not is_usage_chunk(event.data)]
     assert len(some) == EVENTS, f"expected {EVENTS} events, got {len(some)}"
     return some
@@ -66,7 +66,7 @@ def fixed(port: int) -> None:
 
 
 def proxy(port: int, upstream: str) -> None:
-    """A reverse proxy in the fewest lines that make one: end-to-end headers both ways, the body as it comes."""
+    """Run a reverse proxy in the fewest lines that make one: end-to-end headers both ways, the body as it comes."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
@@ -104,7 +104,7 @@ HOP_BY_HOP = frozenset(
 )  # fmt: skip
 
 
-class Canned(asyncio.Protocol):
+class CannedServer(asyncio.Protocol):
     """Answers every complete request with the same bytes, or with those that `by_path` has for it; knows
     Content-Length bodies, and no more. `live`: the writes that a stream is answered in."""
 
@@ -156,7 +156,7 @@ def live_answer() -> list[bytes]:
 
 
 def protocols(port: int) -> None:
-    """Answers by path, as `bench.protocols` has them."""
+    """Answer by path, with the answers of `bench.protocols`."""
     upstream(port, {each.path.encode(): answer_of(each.answer, each.answer_headers) for each in PROTOCOLS})
 
 
@@ -170,7 +170,7 @@ def settings(port: int) -> None:
     )
 
 
-class Numbered(Canned):
+class NumberedServer(CannedServer):
     """Answers a request with the text that belongs to its number, so that a gateway can compare answers."""
 
     def answer(self, path: bytes, body: bytes) -> bytes:
@@ -186,10 +186,10 @@ def numbered_answer(number: int) -> bytes:
 
 def default(port: int) -> None:
     """Answer for `bench.default`, at once."""
-    upstream(port, of=Numbered)
+    upstream(port, of=NumberedServer)
 
 
-def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None, of: type[Canned] = Canned) -> None:
+def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None, of: type[CannedServer] = CannedServer) -> None:
     async def serve() -> None:
         live = live_answer()
         server = await asyncio.get_running_loop().create_server(

@@ -72,7 +72,7 @@ def generate(rng: random.Random, questions: Sequence[tuple[Sequence[str], Sequen
     turns: list[dict[str, Any]] = []
     calls = 0
 
-    def asked(text: str, is_hard: bool, pause_s: float) -> Iterator[Request]:
+    def ask(text: str, is_hard: bool, pause_s: float) -> Iterator[Request]:
         nonlocal calls
         turns.append({"role": "user", "content": text})
         yield Request(tuple(turns), is_hard, False, pause_s)
@@ -85,15 +85,15 @@ def generate(rng: random.Random, questions: Sequence[tuple[Sequence[str], Sequen
             yield Request(tuple(turns), is_hard, True, PAUSE_S)
         turns.append({"role": "assistant", "content": ANSWER})
 
-    def talk() -> Iterator[Request]:
+    def converse() -> Iterator[Request]:
         while True:
             is_hard = rng.random() < HARD
             pause_s = BREAK_S if rng.random() < IDLE else PAUSE_S
-            yield from asked(rng.choice(hard if is_hard else easy), is_hard, pause_s)
+            yield from ask(rng.choice(hard if is_hard else easy), is_hard, pause_s)
             if rng.random() < REPLY:
-                yield from asked(rng.choice(REPLIES), is_hard, PAUSE_S)
+                yield from ask(rng.choice(REPLIES), is_hard, PAUSE_S)
 
-    return islice(talk(), TURNS)
+    return islice(converse(), TURNS)
 
 
 @dataclass

@@ -33,16 +33,16 @@ from typing import Any
 
 import yaml
 
-from bench.asked import body, other_spacing
 from bench.certificates import ServerCertificate, server_certificate
-from bench.crowd import valkey
-from bench.gateways import Running, free_port, gateway_of, server
+from bench.coalescing import valkey
+from bench.fixtures import body, other_spacing
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.keys import KEYED, STATIC
 from bench.load import request_bytes, run
 from bench.process import cpu_seconds, loop_seconds, pin
 from bench.protocols import QUESTION
 from bench.rows import sentence
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gateway.config.policy import single_backend
 
 EXACT, SEMANTIC, MISS = "exact hit", "semantic hit", "miss"
@@ -81,7 +81,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Surroundings:
     """Everything outside the gateways that a setting may need."""
 
     upstream: str
@@ -91,7 +91,7 @@ class Around:
     certificate: ServerCertificate
 
 
-def settings(around: Around) -> list[Setting]:
+def settings(around: Surroundings) -> list[Setting]:
     """Return the rows without the base line, in the order of the table."""
 
     def semantic(**changed: object) -> Document:
@@ -162,11 +162,11 @@ def settings(around: Around) -> list[Setting]:
     ]
 
 
-def changed(base: Any, change: Any) -> Any:
+def merge(base: Any, change: Any) -> Any:
     """Return `base` with `change` merged into its mappings, at any depth."""
     if not isinstance(base, Mapping) or not isinstance(change, Mapping):
         return change
-    merged = {name: changed(base.get(name), value) for name, value in change.items()}
+    merged = {name: merge(base.get(name), value) for name, value in change.items()}
     return {name: value for name, value in {**base, **merged}.items() if value is not None}
 
 
@@ -179,9 +179,9 @@ def documents(setting: Setting, upstream: str) -> tuple[str, str]:
         "store": {"timeout": "5s"},
         "backends": {"main": {"adapter": "openai", "url": f"{upstream}/v1"}},
     }
-    text = json.dumps(changed(config, setting.config)).replace("{", "{{").replace("}", "}}")
+    text = json.dumps(merge(config, setting.config)).replace("{", "{{").replace("}", "}}")
     policy = yaml.safe_load(single_backend.POLICY)
-    policy["routes"] = [changed(rule, setting.rule) for rule in policy["routes"]]
+    policy["routes"] = [merge(rule, setting.rule) for rule in policy["routes"]]
     return text.replace("@port", "{port}").replace("@admin", "{admin}"), json.dumps(policy)
 
 
@@ -199,7 +199,7 @@ def requests_of(setting: Setting, path: str, count: int, draw: random.Random) ->
 
 
 @contextlib.contextmanager
-def surroundings() -> Iterator[Around]:
+def surroundings() -> Iterator[Surroundings]:
     first, second = free_port(), free_port()
     with (
         server(["bench.servers", "settings", str(first)], first),
@@ -209,32 +209,32 @@ def surroundings() -> Iterator[Around]:
     ):
         pin(os.getpid(), CORES[-1])
         upstream, other = (f"http://127.0.0.1:{port}" for port in (first, second))
-        yield Around(upstream, other, store, certificate)
+        yield Surroundings(upstream, other, store, certificate)
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CpuTime:
     """CPU time in microseconds per request, or seconds so far, or shares of a core: of all threads, and of the loop."""
 
     process: float
     loop: float
 
 
-def spent_by(pid: int) -> Spent:
+def cpu_time_of(pid: int) -> CpuTime:
     """Return the seconds so far."""
-    return Spent(cpu_seconds(pid), loop_seconds(pid))
+    return CpuTime(cpu_seconds(pid), loop_seconds(pid))
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RoundStart:
     """One gateway's part of a round."""
 
     begun: float
-    before: Spent
+    before: CpuTime
     requests: int
 
 
-Started = Sequence[tuple[Setting, Running]]
+Gateways = Sequence[tuple[Setting, GatewayProcess]]
 
 
 class Bench:
@@ -242,9 +242,9 @@ class Bench:
 
     def __init__(self, counts: Mapping[str, int], rounds: int) -> None:
         self.counts, self.rounds = counts, rounds
-        self.spent: dict[tuple[str, str], list[Spent]] = {}
+        self.spent: dict[tuple[str, str], list[CpuTime]] = {}
         """Microseconds per request of each round, by row and path."""
-        self.ratios: dict[tuple[str, str], list[Spent]] = {}
+        self.ratios: dict[tuple[str, str], list[CpuTime]] = {}
         """Ratios to the mean of both base lines; of the second base line, to the first."""
         self.skipped: dict[tuple[str, str], str] = {}
         """Reasons, by row and path."""
@@ -259,18 +259,20 @@ class Bench:
                 with contextlib.suppress(ExceptionGroup):  # each path checks its own responses
                     seed = requests_of(row, EXACT, 1, self._draw)
                     await run(it.port, it.process.pid, seed, connections=1, tls=row.tls)
-            idle = {row.name: Spent(0.0, 0.0) for row, _ in running}
+            idle = {row.name: CpuTime(0.0, 0.0) for row, _ in running}
             for path in EXPECTED:
                 await self._round(running, path, idle, self.counts[path] // WARM_PART)
             idle = await idle_shares(running)
             for number in range(self.rounds):
                 for path in EXPECTED:
-                    self._note(path, await self._round(running[:: 1 - 2 * (number % 2)], path, idle, self.counts[path]))
+                    self._record(
+                        path, await self._round(running[:: 1 - 2 * (number % 2)], path, idle, self.counts[path])
+                    )
 
-    def _start(self, stack: contextlib.ExitStack, rows: Sequence[Setting], upstream: str) -> Started:
+    def _start(self, stack: contextlib.ExitStack, rows: Sequence[Setting], upstream: str) -> Gateways:
         """Start a gateway for each row, as many at once as there are cores."""
 
-        def start(row: Setting) -> Running | None:
+        def start(row: Setting) -> GatewayProcess | None:
             try:
                 return stack.enter_context(gateway_of(*documents(row, upstream), options=row.options))
             except SystemExit as error:
@@ -283,15 +285,15 @@ class Bench:
         os.sched_setaffinity(0, {CORES[-1]})
         return [(row, it) for row, it in zip(rows, started, strict=True) if it is not None]
 
-    async def _round(self, running: Started, path: str, idle: Mapping[str, Spent], count: int) -> dict[str, Spent]:
+    async def _round(self, running: Gateways, path: str, idle: Mapping[str, CpuTime], count: int) -> dict[str, CpuTime]:
         """Return microseconds per request, by row."""
-        turns: dict[str, Turn] = {}
+        turns: dict[str, RoundStart] = {}
         for row, it in running:
             if path not in row.expected or (row.name, path) in self.skipped:
                 continue
             pid, expect = it.process.pid, row.expected[path]
             requests = requests_of(row, path, count, self._draw)
-            turn = Turn(time.perf_counter(), spent_by(pid), len(requests))
+            turn = RoundStart(time.perf_counter(), cpu_time_of(pid), len(requests))
             try:
                 await run(it.port, pid, requests, connections=CONNECTIONS, expect=expect, tls=row.tls)
             except ExceptionGroup as group:
@@ -300,18 +302,18 @@ class Bench:
                 turns[row.name] = turn
         await asyncio.sleep(SETTLE_S)
         return {
-            row.name: spent_in(turns[row.name], it.process.pid, idle[row.name])
+            row.name: cpu_time_since(turns[row.name], it.process.pid, idle[row.name])
             for row, it in running
             if row.name in turns
         }
 
-    def _note(self, path: str, spent: Mapping[str, Spent]) -> None:
+    def _record(self, path: str, spent: Mapping[str, CpuTime]) -> None:
         first, second = spent[BASE], spent[TWIN]
-        both = Spent((first.process + second.process) / 2, (first.loop + second.loop) / 2)
+        both = CpuTime((first.process + second.process) / 2, (first.loop + second.loop) / 2)
         for name, each in spent.items():
             base = first if name == TWIN else both
             self.spent.setdefault((name, path), []).append(each)
-            ratio = Spent(each.process / base.process, each.loop / base.loop)
+            ratio = CpuTime(each.process / base.process, each.loop / base.loop)
             self.ratios.setdefault((name, path), []).append(ratio)
 
     def cells(self, name: str, path: str) -> list[str]:
@@ -347,24 +349,24 @@ class Bench:
                 yield f"noise of the groups: {path}, {of}: {min(medians):.2f} to {max(medians):.2f}"
 
 
-def spent_in(turn: Turn, pid: int, idle: Spent) -> Spent:
+def cpu_time_since(turn: RoundStart, pid: int, idle: CpuTime) -> CpuTime:
     """Return microseconds per request, without the CPU time that an idle gateway takes."""
-    after, seconds = spent_by(pid), time.perf_counter() - turn.begun
+    after, seconds = cpu_time_of(pid), time.perf_counter() - turn.begun
     process = after.process - turn.before.process - idle.process * seconds
     loop = after.loop - turn.before.loop - idle.loop * seconds
-    return Spent(1e6 * process / turn.requests, 1e6 * loop / turn.requests)
+    return CpuTime(1e6 * process / turn.requests, 1e6 * loop / turn.requests)
 
 
-async def idle_shares(running: Started) -> dict[str, Spent]:
+async def idle_shares(running: Gateways) -> dict[str, CpuTime]:
     """Return the shares of a core that each gateway takes without requests."""
-    turns = {row.name: Turn(time.perf_counter(), spent_by(it.process.pid), 1) for row, it in running}
+    turns = {row.name: RoundStart(time.perf_counter(), cpu_time_of(it.process.pid), 1) for row, it in running}
     await asyncio.sleep(IDLE_S)
-    found = dict[str, Spent]()
+    found = dict[str, CpuTime]()
     for row, it in running:
-        turn, after = turns[row.name], spent_by(it.process.pid)
+        turn, after = turns[row.name], cpu_time_of(it.process.pid)
         seconds = time.perf_counter() - turn.begun
         process, loop = after.process - turn.before.process, after.loop - turn.before.loop
-        found[row.name] = Spent(process / seconds, loop / seconds)
+        found[row.name] = CpuTime(process / seconds, loop / seconds)
     return found
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench.asked import other_case
+from bench.fixtures import other_case
 from bench.process import cpu_seconds
-from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
+from bench.semantic import ROUNDS, SECONDS, run_in_process, spread
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
@@ -62,22 +62,22 @@ async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes
             yield number, await reader.readexactly(length)
 
 
-async def embedded(path: str) -> tuple[int, float]:
-    """Texts within `SECONDS`, and CPU seconds of this process for them. `path` "own": here."""
+async def embed_texts(path: str) -> tuple[int, float]:
+    """Return the texts within `SECONDS`, and the CPU seconds of this process for them. `path` "own": embed here."""
     draw, count = random.Random(), 0
     own = embedder_of(OnnxEncoder(default_model_dir() / MODEL)) if path == "own" else None
     waiting: dict[int, asyncio.Future[bytes]] = {}
     if own is None:
         reader, writer = await asyncio.open_unix_connection(path)
 
-        async def hear() -> None:
+        async def receive() -> None:
             async for number, vector in frames(reader):
                 waiting.pop(number).set_result(vector)
 
-        hearing = asyncio.create_task(hear())
+        hearing = asyncio.create_task(receive())
     until, cpu = time.perf_counter() + SECONDS, time.process_time()
 
-    async def one() -> None:
+    async def call() -> None:
         nonlocal count
         while time.perf_counter() < until:
             text = other_case(draw)
@@ -90,14 +90,14 @@ async def embedded(path: str) -> tuple[int, float]:
             writer.write(struct.pack("<II", len(said), number) + said)
             await waiting[number]
 
-    await asyncio.gather(*(one() for _ in range(CALLERS)))
+    await asyncio.gather(*(call() for _ in range(CALLERS)))
     if own is None:
         hearing.cancel()
         writer.close()
     return count, time.process_time() - cpu
 
 
-async def service() -> None:
+async def compare() -> None:
     found: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(ROUNDS):
@@ -109,7 +109,7 @@ async def service() -> None:
                     while not Path(path).exists():
                         await asyncio.sleep(0.05)
                 before = cpu_seconds(serving.pid) if serving else 0.0
-                asking = (elsewhere(MODULE, "embed", path if serving else "own") for _ in range(2))
+                asking = (run_in_process(MODULE, "embed", path if serving else "own") for _ in range(2))
                 counts, cpus = zip(*await asyncio.gather(*asking), strict=True)
                 spent = sum(cpus) + (cpu_seconds(serving.pid) - before if serving else 0.0)
                 found.setdefault(name, []).append((sum(counts) / SECONDS, 1e6 * spent / sum(counts)))
@@ -119,21 +119,21 @@ async def service() -> None:
                     Path(path).unlink(missing_ok=True)
     for name, rounds in found.items():
         rates, costs = zip(*rounds, strict=True)
-        print(f"two processes, {name}: {middle(rates, '.0f')} texts/s, CPU {middle(costs, '.0f')} us a text")
+        print(f"two processes, {name}: {spread(rates, '.0f')} texts/s, CPU {spread(costs, '.0f')} us a text")
 
 
 async def part(what: str, *arguments: str) -> None:
     if what == "serve":
         await serve(arguments[0], int(arguments[1]))
     else:
-        print(json.dumps(await embedded(arguments[0])))
+        print(json.dumps(await embed_texts(arguments[0])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    uvloop.run(part(*given.part) if given.part else service())
+    uvloop.run(part(*given.part) if given.part else compare())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares the forecast of `nearhit simulate` with real runs, and measures the requests that it replays per second.
 
-A day of questions (`training/wordings`, in a minute, with lifetimes to match) goes through a real gateway in front of
-two scripted endpoints, and is recorded. Then the same day really goes through the gateway under each other policy. The
+A day of questions from `training/wordings` goes through a real gateway with two scripted endpoints, which records it.
+The day lasts a minute, and lifetimes match. Then the same day goes through the gateway under each other policy. The
 forecast from the record is compared with that run, which it has not seen.
 """
 
@@ -62,13 +62,13 @@ POINTS, P95 = 0.02, 0.10  # within which forecast and run are to agree
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TimedQuestion:
     at: float  # seconds from the beginning
     question: str
 
 
-def day(requests: int, seconds: float, seed: int) -> list[Ask]:
-    """A few questions are asked often and most rarely; each in one of its wordings."""
+def draw_day(requests: int, seconds: float, seed: int) -> list[TimedQuestion]:
+    """Return a day of requests: a few questions are frequent and most are rare; each has one of its wordings."""
     draw = random.Random(seed)
     groups: list[list[str]] = []
     for path in sorted(WORDINGS.glob("*.jsonl")):
@@ -79,12 +79,12 @@ def day(requests: int, seconds: float, seed: int) -> list[Ask]:
     weights = [1.0 / (rank + 5) ** 0.8 for rank in range(len(groups))]
     times = sorted(draw.uniform(0.0, seconds) for _ in range(requests))
     asked = draw.choices(groups, weights, k=requests)
-    return [Ask(at, draw.choice(group)) for at, group in zip(times, asked, strict=True)]
+    return [TimedQuestion(at, draw.choice(group)) for at, group in zip(times, asked, strict=True)]
 
 
 @asynccontextmanager
 async def endpoint(name: str, answers: dict[str, int], stretch: float) -> AsyncIterator[str]:
-    """Takes as long for a question each time as its hash says, and says the same to all wordings of one."""
+    """Run an endpoint whose time for a question depends on its hash. All wordings of a question get one answer."""
 
     async def answer(request: web.Request) -> web.Response:
         question = (await request.json())["messages"][-1]["content"]
@@ -108,7 +108,7 @@ async def endpoint(name: str, answers: dict[str, int], stretch: float) -> AsyncI
 
 
 def answers_of() -> dict[str, int]:
-    """By question: the number of its group."""
+    """Return the number of its group for each question."""
     found: dict[str, int] = {}
     for path in sorted(WORDINGS.glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
@@ -120,7 +120,7 @@ def answers_of() -> dict[str, int]:
 
 
 class Bench:
-    def __init__(self, embedder: str, record: str, asked: Sequence[Ask], home: Path, stretch: float) -> None:
+    def __init__(self, embedder: str, record: str, asked: Sequence[TimedQuestion], home: Path, stretch: float) -> None:
         self.embedder, self.record, self.asked, self.home, self.stretch = embedder, record, asked, home, stretch
         self.recording_us = 0.0
 
@@ -128,7 +128,7 @@ class Bench:
         return POLICY.format(**{**rule, "ttl": f"{float(rule['ttl']) * self.stretch:.0f}s"}, record=self.record)
 
     async def run(self, name: str, rule: Rule) -> tuple[Config, dict[str, Any]]:
-        """The day, for real -> the configuration, which has the log, and what happened."""
+        """Send the day to a gateway. Return its configuration, which has the log, and the figures."""
         async with AsyncExitStack() as stack:
             backends = {}
             for backend in SPEED:
@@ -151,14 +151,14 @@ class Bench:
     async def _play(self, served: Served) -> None:
         began = asyncio.get_running_loop().time()
 
-        async def one(ask: Ask) -> None:
+        async def send(ask: TimedQuestion) -> None:
             await asyncio.sleep(began + ask.at - asyncio.get_running_loop().time())
             body = {"model": "m", "messages": [{"role": "user", "content": ask.question}]}
             async with served.session.post(served.url + "/v1/chat/completions", json=body) as response:
                 assert response.status == 200
                 await response.read()
 
-        await asyncio.gather(*map(one, self.asked))
+        await asyncio.gather(*map(send, self.asked))
 
     def forecast(self, config: Config, rule: Rule) -> dict[str, Any]:
         present = policy_from_text(self.policy(PRESENT), "p.yaml", config)
@@ -168,7 +168,7 @@ class Bench:
 
 
 def _timing(recorder: Recorder, method: str) -> list[float]:
-    """What each of its calls takes from now on; seconds."""
+    """Return a list that gets the seconds of each call of the method from now on."""
     real, times = getattr(recorder, method), list[float]()
 
     def timed(*given: Any, **named: Any) -> Any:
@@ -182,7 +182,7 @@ def _timing(recorder: Recorder, method: str) -> list[float]:
     return times
 
 
-def compared(name: str, said: dict[str, Any], real: dict[str, Any]) -> tuple[str, bool]:
+def compare(name: str, said: dict[str, Any], real: dict[str, Any]) -> tuple[str, bool]:
     off, p95 = said["hit_rate"] - real["hit_rate"], said["p95_ms"] / real["p95_ms"] - 1
     good = abs(off) <= POINTS and abs(p95) <= P95
     high = f"..{said['hit_rate_high']:.1%}" if said["hit_rate_high"] > said["hit_rate"] else ""
@@ -203,12 +203,12 @@ async def agreement(arguments: argparse.Namespace) -> bool:
     good = True
     for embedder in arguments.embedders:
         with tempfile.TemporaryDirectory() as folder:
-            asked = day(arguments.requests, arguments.seconds * arguments.stretch, arguments.seed)
+            asked = draw_day(arguments.requests, arguments.seconds * arguments.stretch, arguments.seed)
             bench = Bench(embedder, arguments.record, asked, Path(folder), arguments.stretch)
             config, _ = await bench.run("recorded", PRESENT)
             for name, rule in OTHERS.items():
                 _, real = await bench.run(name.replace(" ", "-"), rule)
-                line, fits = compared(f"{embedder}, {name}", bench.forecast(config, rule), real)
+                line, fits = compare(f"{embedder}, {name}", bench.forecast(config, rule), real)
                 print(line, flush=True)
                 good = good and fits
             print(f"{embedder}: recording took {bench.recording_us:.0f} us of the event loop a request", flush=True)
@@ -217,13 +217,13 @@ async def agreement(arguments: argparse.Namespace) -> bool:
 
 
 def speed(config: Config, bench: Bench, copies: int) -> None:
-    """The recorded day again and again, each time of other tenants: read, and replayed under two policies."""
+    """Read the recorded day many times, each with other tenants, and replay it under two policies."""
     traffic = read_traffic(str(config.data_dir / "traffic"), config.data_dir, 0.0)
     span = traffic.requests[-1].at - traffic.requests[0].at + 60.0
     folder = config.data_dir / "copies"
     segments = Segments(folder, config.traffic.model_copy(update={"segment_size": 2**40, "max_size": 2**40}))
     for copy in range(copies):
-        segments.append(traffic.heading, [_copied(row, copy, span) for row in traffic.requests])
+        segments.append(traffic.heading, [_copy_of(row, copy, span) for row in traffic.requests])
     segments.close()
     for name, rules in RULES.items():
         texts = [policy_from_text(bench.policy({**PRESENT, "rule": rule}), "p.yaml", config) for rule in rules]
@@ -238,7 +238,7 @@ def _timed(name: str, job: SimulationJob) -> None:
     print(f"{name}: read, and put through two policies: {rate}", flush=True)
 
 
-def _copied(row: RecordedRequest, copy: int, span: float) -> RecordedRequest:
+def _copy_of(row: RecordedRequest, copy: int, span: float) -> RecordedRequest:
     mark = copy.to_bytes(2, "big")
     given = row.given._replace(tenant=mark + row.given.tenant[2:], canonical=mark + row.given.canonical[2:])
     return row._replace(at=row.at + copy * span, given=given, entry=row.entry and mark + row.entry[2:])

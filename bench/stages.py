@@ -1,7 +1,7 @@
 """Divides the CPU time of a request among the stages of the gateway.
 
-Threads that do one thing count as a whole: the system counts their time, and `bench.sampled` knows their names. The
-event loop does many things; the samples of its stack give the share of each.
+Threads that do one thing count as a whole: the system counts their time, and `bench.stack_sampler` knows their names.
+The event loop does many things; the samples of its stack give the share of each.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def without_number(thread: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The output of `bench.sampled`."""
+    """The output of `bench.stack_sampler`."""
 
     seconds: float
     """How long it took samples."""
@@ -91,7 +91,7 @@ class Samples:
 
 
 @dataclass
-class Staged:
+class StageCosts:
     """`Staged` adds up the cost of one kind of request, in seconds of all its requests."""
 
     requests: int = 0

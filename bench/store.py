@@ -32,7 +32,7 @@ from gateway.adapters.system.clock import SystemClock
 ROUNDS, COMMANDS, AT_ONCE = 5, 1_600, 32
 SIZES = (700, 4_000, 16_000, 64_000, 1_000_000)
 VECTOR = b"v" * 1_536
-Asked = Callable[[int], Awaitable[Any]]
+Command = Callable[[int], Awaitable[Any]]
 
 
 def fields(size: int) -> tuple[str | bytes, ...]:
@@ -43,8 +43,8 @@ def _read(guard: StoreClient, size: int, _: int) -> Awaitable[Any]:
     return guard.send("HGET", f"k{size}", "record")
 
 
-def ways(guard: StoreClient, client: Any) -> dict[str, Asked]:
-    found: dict[str, Asked] = {}
+def commands_by_name(guard: StoreClient, client: Any) -> dict[str, Command]:
+    found: dict[str, Command] = {}
     for size in SIZES:
         found[f"read of {size:,} bytes"] = partial(_read, guard, size)
     found["read of 700 bytes by redis-py"] = lambda _: client.hget("k700", "record")
@@ -65,10 +65,10 @@ def ways(guard: StoreClient, client: Any) -> dict[str, Asked]:
     return found | {"put": put, "put by redis-py": put_by_redis_py}
 
 
-async def cost(asked: Asked, at_once: int, server: int, commands: int) -> tuple[float, float]:
+async def cost(command: Command, at_once: int, server: int, commands: int) -> tuple[float, float]:
     mine, its = time.thread_time(), cpu_seconds(server)
     for first in range(0, commands, at_once):
-        await asyncio.gather(*(asked(first + i) for i in range(at_once)))
+        await asyncio.gather(*(command(first + i) for i in range(at_once)))
     return 1e6 * (time.thread_time() - mine) / commands, 1e6 * (cpu_seconds(server) - its) / commands
 
 
@@ -79,9 +79,9 @@ async def commands() -> None:
         for size in SIZES:
             await guard.send("HSET", f"k{size}", "record", b"r" * size)
         print(f"{'gateway / server, us of CPU':<34}{'one by one':>16}{f'{AT_ONCE} at once':>16}")
-        for name, asked in ways(guard, client).items():
+        for name, command in commands_by_name(guard, client).items():
             count = 64 if "1,000,000" in name else COMMANDS
-            found = {n: [await cost(asked, n, server.pid, count) for _ in range(ROUNDS)] for n in (1, AT_ONCE)}
+            found = {n: [await cost(command, n, server.pid, count) for _ in range(ROUNDS)] for n in (1, AT_ONCE)}
             shown = (
                 f"{statistics.median(a for a, _ in costs):.1f} / {statistics.median(b for _, b in costs):.1f}"
                 for costs in found.values()
@@ -93,17 +93,17 @@ async def commands() -> None:
 
 
 def compression() -> None:
-    """Of answers made of this project's documentation, by zlib at its fastest."""
+    """Measure zlib at its fastest, on answers made of this project's documentation."""
     text = "".join(path.read_text() for path in sorted(Path("docs").glob("*.md")))
     print(f"\n{'zlib, level 1':<20}{'of its size':>14}{'compressed, us':>18}{'and back, us':>16}")
     for size in (700, 4_000, 16_000, 64_000):
         data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text[:size]}}]}).encode()
         packed = zlib.compress(data, 1)
-        spent = [_least(partial(zlib.compress, data, 1)), _least(partial(zlib.decompress, packed))]
+        spent = [_fastest_us(partial(zlib.compress, data, 1)), _fastest_us(partial(zlib.decompress, packed))]
         print(f"{len(data):>12,} bytes{len(packed) / len(data):>15.2f}{spent[0]:>18.1f}{spent[1]:>16.1f}")
 
 
-def _least(work: Callable[[], object], times: int = 100) -> float:
+def _fastest_us(work: Callable[[], object], times: int = 100) -> float:
     spent = []
     for _ in range(times):
         started = time.thread_time_ns()

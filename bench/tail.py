@@ -1,8 +1,9 @@
 """Measures the tail of latencies under a steady load, the stalls of the event loop, and the growth of memory.
 
 `make bench-tail`: a real gateway for each embedder gets Poisson arrivals (open loop, seeded) for a minute, a mix of
-hits, misses and streams. The rate loads its busier half (the event loop or the other threads) to 70 %, as a closed loop
-with the same mix has measured before. Latencies start when a request is sent. The delay of the sender is shown too.
+hits, misses and streams. The rate loads its busier half (the event loop or the other threads) to 70 %. A closed loop
+with the same mix measures that rate first. Latencies start when a request is sent. The delay of the sender is shown
+too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench.asked import CONFIG, body, other_case, unheard
-from bench.gateways import Running, free_port, gateway_of, server
-from bench.load import Opened, exchange, request_bytes
+from bench.fixtures import CONFIG, body, new_question, other_case
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
+from bench.load import Connection, exchange, request_bytes
 from bench.process import cpu_seconds, loop_seconds, rss_mb
 from bench.protocols import EVENTS, QUESTION
 from bench.rows import REFUSING, sentence
@@ -37,7 +38,7 @@ STALL = re.compile(r'^nearhit_loop_stalls_total\{cause="(\w+)"\} (\S+)', re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`part`: of all requests. `made`: a body."""
+    """A kind of request. `part`: its share of all requests. `made`: makes a body."""
 
     name: str
     part: float
@@ -54,7 +55,7 @@ KINDS = (
     Kind(
         "live stream",
         0.05,
-        lambda draw: body(unheard(draw), f"missing-{draw.randrange(SCOPES)}", stream=True),
+        lambda draw: body(new_question(draw), f"missing-{draw.randrange(SCOPES)}", stream=True),
         b"fwd=miss",
         EVENTS,
     ),
@@ -63,8 +64,11 @@ KINDS = (
 
 @dataclass
 class Result:
-    """`took`: seconds by kind; `failed`: refused, or answered as another kind; `late`: by how much
-    requests were sent after they were due; `first_failed`: what became of the first of those."""
+    """The result of a run.
+
+    `took`: seconds by kind. `failed`: refused, or answered as another kind. `late`: seconds between the due time of a
+    request and its sending. `first_failed`: the reason of the first failure.
+    """
 
     embedder: str
     rate: float
@@ -80,7 +84,7 @@ class Result:
     rss_after_mb: float = 0.0
 
     def rows(self) -> Iterator[tuple[str, list[float]]]:
-        """Each kind's latencies, and all but those of live streams, which take as long as the endpoint does."""
+        """Yield each kind's latencies, and all but those of live streams, which take as long as the endpoint does."""
         yield from self.took.items()
         yield (
             "all that the gateway times",
@@ -93,11 +97,11 @@ class Clients:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._free: list[Opened] = []
+        self._free: list[Connection] = []
         self.first_failed = ""
 
     async def ask(self, kind: Kind, draw: random.Random) -> float | None:
-        """Seconds; None: refused, or not answered as it should be."""
+        """Return seconds; None: refused, or not answered as it should be."""
         opened = self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
         try:
             seconds = await exchange(opened, request_bytes(kind.made(draw)), kind.expect, kind.events)
@@ -113,32 +117,32 @@ class Clients:
             writer.close()
 
 
-def chosen(draw: random.Random) -> Kind:
+def draw_kind(draw: random.Random) -> Kind:
     return draw.choices(KINDS, [kind.part for kind in KINDS])[0]
 
 
-async def taken(it: Running, clients: Clients, draw: random.Random) -> float:
-    """Seconds of a processor a request of the mix: of the event loop, or of all other threads where those take more."""
+async def cpu_seconds_per_request(it: GatewayProcess, clients: Clients, draw: random.Random) -> float:
+    """Return CPU seconds per request of the mix: of the event loop, or of all other threads if that is more."""
     left = iter(range(MEASURED))
 
-    async def some() -> None:
+    async def send() -> None:
         for _ in left:
-            await clients.ask(chosen(draw), draw)
+            await clients.ask(draw_kind(draw), draw)
 
     loop, all_threads = loop_seconds(it.process.pid), cpu_seconds(it.process.pid)
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
-            group.create_task(some())
+            group.create_task(send())
     loop, all_threads = loop_seconds(it.process.pid) - loop, cpu_seconds(it.process.pid) - all_threads
     return max(loop, all_threads - loop) / MEASURED
 
 
-async def held(result: Result, clients: Clients, draw: random.Random, seconds: float) -> None:
-    """Sends at the rate, whatever comes back, and waits for the last answer."""
+async def run_load(result: Result, clients: Clients, draw: random.Random, seconds: float) -> None:
+    """Send requests at the rate, whatever comes back, and wait for the last answer."""
     result.took, result.failed = {kind.name: [] for kind in KINDS}, {kind.name: 0 for kind in KINDS}
     began, due = time.perf_counter(), 0.0
 
-    async def one(kind: Kind) -> None:
+    async def send(kind: Kind) -> None:
         seconds = await clients.ask(kind, draw)
         if seconds is None:
             result.failed[kind.name] += 1
@@ -149,11 +153,11 @@ async def held(result: Result, clients: Clients, draw: random.Random, seconds: f
         while due < seconds:
             await asyncio.sleep(began + due - time.perf_counter())
             result.late.append(time.perf_counter() - began - due)
-            group.create_task(one(chosen(draw)))
+            group.create_task(send(draw_kind(draw)))
             due += draw.expovariate(result.rate)
 
 
-async def measured(embedder: str, share: float, seconds: float, seed: int) -> Result:
+async def measure(embedder: str, share: float, seconds: float, seed: int) -> Result:
     up, draw = free_port(), random.Random(seed)
     with (
         server(["bench.servers", "upstream", str(up)], up),
@@ -164,27 +168,27 @@ async def measured(embedder: str, share: float, seconds: float, seed: int) -> Re
         for stored in (body(QUESTION), body(QUESTION, "long")):
             await exchange(opened, request_bytes(stored))
         opened[1].close()
-        await taken(it, clients, draw)  # warms up
-        each = await taken(it, clients, draw)
+        await cpu_seconds_per_request(it, clients, draw)  # warms up
+        each = await cpu_seconds_per_request(it, clients, draw)
         result = Result(embedder, share / each, 1e6 * each, rss_before_mb=rss_mb(it.process.pid))
         stalls, cpu, began = stalls_of(it), loop_seconds(it.process.pid), time.perf_counter()
         clients.first_failed = ""
-        await held(result, clients, draw, seconds)
+        await run_load(result, clients, draw, seconds)
         result.first_failed = clients.first_failed
         result.busy = (loop_seconds(it.process.pid) - cpu) / (time.perf_counter() - began)
         result.stalls = {cause: count - stalls[cause] for cause, count in stalls_of(it).items()}
-        result.longest = json.loads(_got(it, "/admin/stats"))["loop"]["longest"]
+        result.longest = json.loads(_get(it, "/admin/stats"))["loop"]["longest"]
         result.rss_after_mb = rss_mb(it.process.pid)
         clients.close()
     return result
 
 
-def stalls_of(it: Running) -> dict[str, int]:
-    """By cause, since its start."""
-    return {cause: int(float(count)) for cause, count in STALL.findall(_got(it, "/metrics"))}
+def stalls_of(it: GatewayProcess) -> dict[str, int]:
+    """Return the stalls since the start, by cause."""
+    return {cause: int(float(count)) for cause, count in STALL.findall(_get(it, "/metrics"))}
 
 
-def _got(it: Running, path: str) -> str:
+def _get(it: GatewayProcess, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{it.admin}{path}") as answer:
         text: str = answer.read().decode()
     return text
@@ -222,7 +226,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every latency here")
     given = parser.parse_args()
     results = [
-        uvloop.run(measured(embedder, given.share, given.seconds, given.seed))
+        uvloop.run(measure(embedder, given.share, given.seconds, given.seed))
         for embedder in given.embedder or ("hash", "onnx")
     ]
     print("\n\n".join("\n".join(lines(result)) for result in results))

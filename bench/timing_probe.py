@@ -18,9 +18,9 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 
-from bench.asked import CONFIG, body, unheard
+from bench.fixtures import CONFIG, body, new_question
 from bench.gateways import free_port, gateway_of, server
-from bench.load import Opened, exchange, request_bytes
+from bench.load import Connection, exchange, request_bytes
 
 PAIRS, WARMING = 300, 10
 SIGHTED = 5  # the divisor of the number of pairs for a prober that is sure to see
@@ -55,10 +55,10 @@ OTHERS = {"tenant": Client("b", "ann"), "user": Client("a", "bob")}  # by share
 
 
 def question(draw: random.Random, length: str) -> str:
-    return " ".join(unheard(draw) for _ in range(LONG if length == "long" else 1))
+    return " ".join(new_question(draw) for _ in range(LONG if length == "long" else 1))
 
 
-async def is_right(opened: Opened, draw: random.Random, share: str, length: str, prober: Client) -> bool:
+async def is_right(opened: Connection, draw: random.Random, share: str, length: str, prober: Client) -> bool:
     """Return whether the prober's guess on one pair is right."""
     asked, never = question(draw, length), question(draw, length)
     await exchange(opened, VICTIM.request(share, asked))

@@ -11,7 +11,7 @@ import asyncio
 import statistics
 from contextlib import ExitStack
 
-from bench.asked import CONFIG, POLICY, body
+from bench.fixtures import CONFIG, POLICY, body
 from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 from bench.protocols import QUESTION
@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-async def measured(requests: int, rounds: int) -> dict[tuple[str, int, str], list[Load]]:
+async def measure(requests: int, rounds: int) -> dict[tuple[str, int, str], list[Load]]:
     up, receiver = free_port(), free_port()
     loads: dict[tuple[str, int, str], list[Load]] = {}
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    print(table(asyncio.run(measured(given.requests, given.rounds))))
+    print(table(asyncio.run(measure(given.requests, given.rounds))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measures the unit costs of `nearhit capacity`.
 
-They are the CPU of a gateway and of its store for each kind of request, each event of a stream, and each change of
-another gateway, and the bytes of an entry. `make bench-unit-costs` runs it. Copy the figures to
+They are the bytes of an entry, and the CPU of a gateway and of its store. The CPU is that of each kind of request, each
+event of a stream, and each change of another gateway. `make bench-unit-costs` runs it. Copy the figures to
 gateway/tools/capacity/costs.yaml, with the date and the machine.
 """
 
@@ -23,9 +23,9 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from bench.asked import body, other_case
-from bench.crowd import valkey
-from bench.gateways import Running, free_port, gateway_of
+from bench.coalescing import valkey
+from bench.fixtures import body, other_case
+from bench.gateways import GatewayProcess, free_port, gateway_of
 from bench.load import request_bytes, run
 from bench.process import cpu_seconds, loop_seconds, rss_mb
 from bench.protocols import BODY, QUESTION
@@ -63,14 +63,14 @@ LAST = EVENT.replace(b'{"content":" word"}', b"{}").replace(b"null}]", b'"stop"}
 SHORT, LONG = 20, 220  # events of a stream
 
 
-def asking(url: str) -> closing[redis.Redis]:
-    """Of a store that may still be starting."""
+def connect(url: str) -> closing[redis.Redis]:
+    """Connect to a store that may still be starting."""
     return closing(redis.Redis.from_url(url, retry=Retry(ConstantBackoff(0.05), 200)))
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds of processors, and bytes, so far: of the gateway's event loop, its other threads, and the store."""
+class Usage:
+    """CPU seconds, and bytes, so far: of the gateway's event loop, its other threads, and the store."""
 
     loop: float
     threads: float
@@ -78,23 +78,23 @@ class Spent:
     sent: float  # by the store
     memory: float  # of the store
 
-    def since(self, before: Spent, count: int) -> Spent:
-        """Each."""
-        return Spent(*((getattr(self, f.name) - getattr(before, f.name)) / count for f in fields(Spent)))
+    def since(self, before: Usage, count: int) -> Usage:
+        """Return the difference of each figure, divided by `count`."""
+        return Usage(*((getattr(self, f.name) - getattr(before, f.name)) / count for f in fields(Usage)))
 
 
-def spent(pid: int | None, store: redis.Redis) -> Spent:
-    """`pid`: of the gateway; None: there is none."""
+def usage_so_far(pid: int | None, store: redis.Redis) -> Usage:
+    """Return the usage so far. `pid`: of the gateway; None: there is none."""
     told = store.info()
     loop = 0.0 if pid is None else loop_seconds(pid)
     threads = 0.0 if pid is None else cpu_seconds(pid) - loop
     cpu = told["used_cpu_user"] + told["used_cpu_sys"]
-    return Spent(loop, threads, cpu, told["total_net_output_bytes"], told["used_memory"])
+    return Usage(loop, threads, cpu, told["total_net_output_bytes"], told["used_memory"])
 
 
 @asynccontextmanager
 async def endpoint() -> AsyncIterator[int]:
-    """Answers at once; a stream has `max_tokens` events, 2 ms apart, as many writes."""
+    """Run an endpoint that answers at once. A stream has `max_tokens` events, 2 ms apart, one write each."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
@@ -135,31 +135,31 @@ class Bench:
     def __init__(self, requests: int, rounds: int) -> None:
         self.requests, self.rounds = requests, rounds
         self.draw = random.Random(11)
-        self.rows: dict[str, Spent] = {}
+        self.rows: dict[str, Usage] = {}
         self.memory_mb = 0.0
 
-    def fresh(self) -> str:
-        """As long as the known question, some 25 tokens."""
+    def new_question(self) -> str:
+        """Return a question as long as the known one, some 25 tokens."""
         words = " ".join(self.draw.choices(WORDS, k=14))
         return f"How do I {words} number {self.draw.randrange(10**9)}?"
 
-    def unseen(self) -> bytes:
-        """The known question in bytes that the front does not know."""
+    def new_bytes(self) -> bytes:
+        """Return the known question in bytes that the front does not know."""
         return body(QUESTION, metadata={"n": self.draw.getrandbits(60)})
 
     async def row(
-        self, name: str, at: Running, store: redis.Redis, made: Callable[[], bytes], expect: bytes, part: int = 1
+        self, name: str, at: GatewayProcess, store: redis.Redis, made: Callable[[], bytes], expect: bytes, part: int = 1
     ) -> None:
-        count, rounds = self.requests // part, list[Spent]()
+        count, rounds = self.requests // part, list[Usage]()
         for _ in range(self.rounds + 1):
             requests = [request_bytes(made()) for _ in range(count)]
-            before = spent(at.process.pid, store)
+            before = usage_so_far(at.process.pid, store)
             await run(at.port, at.process.pid, requests, connections=8, expect=expect)
-            rounds.append(spent(at.process.pid, store).since(before, count))
-        self.note(name, rounds[1:])  # the first warms up
+            rounds.append(usage_so_far(at.process.pid, store).since(before, count))
+        self.record(name, rounds[1:])  # the first warms up
 
-    def note(self, name: str, rounds: list[Spent]) -> None:
-        self.rows[name] = Spent(*(statistics.median(getattr(r, f.name) for r in rounds) for f in fields(Spent)))
+    def record(self, name: str, rounds: list[Usage]) -> None:
+        self.rows[name] = Usage(*(statistics.median(getattr(r, f.name) for r in rounds) for f in fields(Usage)))
         print(self.line(name), flush=True)
 
     def line(self, name: str) -> str:
@@ -171,17 +171,17 @@ class Bench:
 
     async def requests_of(self, upstream: int, embedder: str, front: str) -> None:
         with valkey() as url, gateway_of(CONFIG, POLICY, upstream=upstream, embedder=embedder, store=url,
-                                         front=front) as at, asking(url) as store:  # fmt: skip
+                                         front=front) as at, connect(url) as store:  # fmt: skip
             await run(at.port, at.process.pid, [request_bytes(body(QUESTION))], connections=1)
             if front == "1B":
-                await self.row("exact hit, from the store", at, store, self.unseen, b"exact")
+                await self.row("exact hit, from the store", at, store, self.new_bytes, b"exact")
                 words = (body(other_case(self.draw)) for _ in itertools.count())
                 await self.row("semantic hit, from the store", at, store, lambda: next(words), b"semantic", 8)
                 return
             await self.row("exact hit, same bytes", at, store, lambda: body(QUESTION), b"exact")
-            await self.row("exact hit, other bytes", at, store, self.unseen, b"exact")
+            await self.row("exact hit, other bytes", at, store, self.new_bytes, b"exact")
             await self.row("semantic hit", at, store, lambda: body(other_case(self.draw)), b"semantic", 8)
-            await self.row("miss, stored", at, store, lambda: body(self.fresh(), "missing"), b"stored", 8)
+            await self.row("miss, stored", at, store, lambda: body(self.new_question(), "missing"), b"stored", 8)
             for events in (SHORT, LONG):
                 made = self.streams(events)
                 await self.row(f"miss, stream of {events} events", at, store, partial(next, made), b"", 20)
@@ -189,44 +189,44 @@ class Bench:
 
     def streams(self, events: int) -> Iterator[bytes]:
         while True:
-            yield body(self.fresh(), "missing", stream=True, max_tokens=events)
+            yield body(self.new_question(), "missing", stream=True, max_tokens=events)
 
     def embedding(self) -> None:
-        """In a thread of a gateway without its waits for the interpreter: texts as long as the misses'."""
+        """Measure the encoder in one thread without waits for the interpreter: texts as long as the misses'."""
         encoder = build_encoder(EmbedderConfig(adapter="onnx", threads=1))
-        rounds = list[Spent]()
+        rounds = list[Usage]()
         for _ in range(self.rounds + 1):
-            texts = [self.fresh() for _ in range(self.requests // 8)]
+            texts = [self.new_question() for _ in range(self.requests // 8)]
             begun = time.thread_time()
             encoder.encode(texts)
-            rounds.append(Spent(0.0, (time.thread_time() - begun) / len(texts), 0.0, 0.0, 0.0))
-        self.note("embedding", rounds[1:])
+            rounds.append(Usage(0.0, (time.thread_time() - begun) / len(texts), 0.0, 0.0, 0.0))
+        self.record("embedding", rounds[1:])
 
     async def changes(self, upstream: int, rate: int, seconds: float) -> None:
-        """What somebody else writes costs the store, and a gateway that follows."""
-        with valkey() as url, asking(url) as store:
-            before = spent(None, store)
+        """Measure the cost of another gateway's writes, to the store and to a gateway that follows them."""
+        with valkey() as url, connect(url) as store:
+            before = usage_so_far(None, store)
             await write(url, rate, seconds)
-            alone = spent(None, store).since(before, int(rate * seconds))
+            alone = usage_so_far(None, store).since(before, int(rate * seconds))
         with (
             valkey() as url,
-            asking(url) as store,
+            connect(url) as store,
             gateway_of(CONFIG, POLICY, upstream=upstream, embedder="hash", store=url, front="64MiB") as at,
         ):
             await asyncio.sleep(2)
-            idle = spent(at.process.pid, store)
+            idle = usage_so_far(at.process.pid, store)
             await asyncio.sleep(seconds)
-            rest = spent(at.process.pid, store).since(idle, 1)
-            before = spent(at.process.pid, store)
+            rest = usage_so_far(at.process.pid, store).since(idle, 1)
+            before = usage_so_far(at.process.pid, store)
             await write(url, rate, seconds)
             await asyncio.sleep(1)
-            busy = spent(at.process.pid, store).since(before, 1)
-        self.note("entry written by somebody else", [alone])
+            busy = usage_so_far(at.process.pid, store).since(before, 1)
+        self.record("entry written by somebody else", [alone])
         count, share = int(rate * seconds), (seconds + 1) / seconds
-        self.note(
+        self.record(
             "change followed by a gateway",
             [
-                Spent(
+                Usage(
                     (busy.loop - rest.loop * share) / count,
                     (busy.threads - rest.threads * share) / count,
                     busy.store / count - alone.store - rest.store * share / count,
@@ -237,7 +237,7 @@ class Bench:
         )
 
 
-async def measured(arguments: argparse.Namespace) -> None:
+async def measure(arguments: argparse.Namespace) -> None:
     bench = Bench(arguments.requests, arguments.rounds)
     print(f"{'each':<32}{'loop us':>9}{'threads':>9}{'store us':>9}{'store B':>9}{'memory B':>9}")
     async with endpoint() as upstream:
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=int, default=500, help="entries a second that somebody else writes")
     parser.add_argument("--embedder", default="onnx")
-    asyncio.run(measured(parser.parse_args()))
+    asyncio.run(measure(parser.parse_args()))
 
 
 if __name__ == "__main__":

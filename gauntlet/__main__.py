@@ -58,7 +58,7 @@ PARTS: tuple[Part, ...] = (
 def parts_of(only: Sequence[str], soak_s: float | None, inputs: int | None) -> list[Part]:
     """Return the named parts, or all. None leaves a part at the size of the run."""
     sized = {
-        soak.PART.name: soak.PART if soak_s is None else soak.lasting(soak_s),
+        soak.PART.name: soak.PART if soak_s is None else soak.part_of_duration(soak_s),
         fuzzed_bodies.PART.name: fuzzed_bodies.PART if inputs is None else fuzzed_bodies.of_inputs(inputs),
     }
     return [sized.get(part.name, part) for part in PARTS if not only or part.name in only]

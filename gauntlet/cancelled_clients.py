@@ -7,8 +7,8 @@ import random
 
 import aiohttp
 
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import in_parallel, permits_come_back, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import in_parallel, permits_left, target
 from tests.cache.test_isolation import bearer, policy, tell_whose
 from tests.fixtures.upstream import Upstream, serving
 
@@ -49,11 +49,11 @@ async def run(quick: bool) -> Finding:
             return draw.choice(TENANTS), question, draw.random() < 0.4, leaves
 
         await in_parallel(AT_ONCE, (client(*drawn(number)) for number in range(clients)))
-        held = await permits_come_back(it)
+        held = await permits_left(it)
         for tenant in TENANTS:
             await client(tenant, "question 0 of 0", False, None)
     figure = f"{left} left, {answered} answered, {len(crossed)} crossed, {len(failed)} failed"
-    return judged(
+    return verdict_of(
         figure,
         {
             f"{len(crossed)} answers crossed, the first: {''.join(crossed[:1])}": not crossed,

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, recovers, target
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, completion, serving
 from tests.jobs.asking import over, submit
@@ -58,27 +58,27 @@ class Clock:
             file.write(f"{ahead_s:<32}".encode())  # one write of one length: a reader sees one of the two
 
 
-async def dated(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+async def timestamp_answer(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
     """Answer with the time at which the answer was made. A question that says `slow` takes a while."""
     if "slow" in call["messages"][-1]["content"]:
         await asyncio.sleep(SLOW_S)
     return web.json_response(completion(call, f"made {time.monotonic():.3f}"))
 
 
-class Crowd:
+class AgeCheckingClients:
     """Clients that repeat some questions, and compare each hit with the real time."""
 
     def __init__(self, it: Process) -> None:
         self._it = it
-        self.asked = self.hits = 0
+        self.requests = self.hits = 0
         self.failed: list[str] = []
         self.oldest_s = self.slowest_s = 0.0
         self.ages: set[int] = set()
-        self.over = False
+        self.stopped = False
 
     async def client(self, seed: int) -> None:
         draw = random.Random(seed)
-        while not self.over:
+        while not self.stopped:
             slow = "slow " if draw.random() < 0.1 else ""
             await self.ask(f"{slow}question {draw.randrange(QUESTIONS)}")
             await asyncio.sleep(PAUSE_S / 5)
@@ -86,7 +86,7 @@ class Crowd:
     async def ask(self, question: str) -> bool:
         """Return whether the answer is a hit."""
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             answer = await self._it.chat(question)
         except aiohttp.ClientError as error:
@@ -109,37 +109,38 @@ async def run(quick: bool) -> Finding:
     jumps, settled_s = (JUMPS[2:], 1.0) if quick else (JUMPS * 3, TTL_S + 1.0)
     lost, jobs = list[float](), list[str]()
     upstream = Upstream()
-    upstream.answer = dated
+    upstream.answer = timestamp_answer
     with tempfile.TemporaryDirectory() as folder:
         clock = Clock(Path(folder) / "ahead")
         async with serving(upstream), target(upstream.url, POLICY, program=clock.program) as it:
-            crowd = Crowd(it)
-            clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
-            await hits_again(crowd.ask)
+            traffic = AgeCheckingClients(it)
+            clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
+            await recovers(traffic.ask)
             for number, ahead_s in enumerate(jumps):
                 job = await submit(it, f"slow job {number}")
                 clock.set(ahead_s)
                 began = time.monotonic()
-                if not await hits_again(crowd.ask) or time.monotonic() - began > ONE_REQUEST_S:
+                if not await recovers(traffic.ask) or time.monotonic() - began > ONE_REQUEST_S:
                     lost.append(ahead_s)
                 jobs.append((await over(it, job, timeout_s=PATIENCE_S))["status"])
                 await asyncio.sleep(settled_s)
-            crowd.over = True
+            traffic.stopped = True
             await asyncio.gather(*clients)
     figure = (
-        f"{len(jumps)} jumps of an hour, {crowd.asked} requests, {crowd.hits} hits: {len(crowd.failed)} failed, "
-        f"slowest {crowd.slowest_s:.2f} s; the oldest hit was {crowd.oldest_s:.1f} s old, with a TTL of {TTL_S:g} s"
+        f"{len(jumps)} jumps of an hour, {traffic.requests} requests, {traffic.hits} hits: "
+        f"{len(traffic.failed)} failed, slowest {traffic.slowest_s:.2f} s; "
+        f"the oldest hit was {traffic.oldest_s:.1f} s old, with a TTL of {TTL_S:g} s"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
-            f"{len(crowd.failed)} failed, the first: {''.join(crowd.failed[:1])}": not crowd.failed,
-            f"a hit was {crowd.oldest_s:.1f} s old, expected at most {TTL_S + SLACK_S:g}": crowd.oldest_s
+            f"{len(traffic.failed)} failed, the first: {''.join(traffic.failed[:1])}": not traffic.failed,
+            f"a hit was {traffic.oldest_s:.1f} s old, expected at most {TTL_S + SLACK_S:g}": traffic.oldest_s
             <= TTL_S + SLACK_S,
-            f"Age was {sorted(crowd.ages)}": crowd.ages <= set(range(int(TTL_S) + 1)),
+            f"Age was {sorted(traffic.ages)}": traffic.ages <= set(range(int(TTL_S) + 1)),
             f"no hits soon after {lost}": not lost,
             f"jobs ended as {jobs}": set(jobs) == {"completed"},
-            f"a request took {crowd.slowest_s:.1f} s": crowd.slowest_s <= ONE_REQUEST_S,
+            f"a request took {traffic.slowest_s:.1f} s": traffic.slowest_s <= ONE_REQUEST_S,
         },
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.gateways import server
 from bench.protocols import PROTOCOLS, Protocol
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import ONE_REQUEST_S, stalls_of, target
 from tests.fixtures.triton import free_ports
 from tests.fixtures.wire import Incomplete, Wire, connected
@@ -132,7 +132,7 @@ async def run(inputs: int | None, quick: bool) -> Finding:
     figure = (
         f"{count:,} bodies of {len(PROTOCOLS)} operations, {count / lasted_s:.0f} a second: {shown}; {stalls.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             f"{len(bad)} answers of 500 and more, or none, the first: {''.join(bad[:1])}": not bad,

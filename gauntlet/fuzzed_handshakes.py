@@ -13,9 +13,9 @@ import aiohttp
 import trustme
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.slow_handshakes import client_hello
-from gauntlet.smuggling import mutated
+from gauntlet.smuggling import mutate
 from gauntlet.target import Bystander, in_parallel, stalls_of, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.processes import Process
@@ -74,7 +74,7 @@ async def renegotiates(it: Process) -> bool:
     raise ValueError(f"expected the end of a renegotiation, got {said[-300:]!r}")
 
 
-async def named(it: Process, trusted: ssl.SSLContext, name: str) -> int:
+async def status_for_name(it: Process, trusted: ssl.SSLContext, name: str) -> int:
     """Return the status of a request over a connection for that server name; 0: the handshake was refused."""
     trusted.check_hostname = False
     try:
@@ -103,18 +103,20 @@ async def run(quick: bool) -> Finding:
             await other.ask()
             before = rss_mb(it.process.pid)
 
-            async def sent(what: str, data: bytes, port: str) -> None:
+            async def send(what: str, data: bytes, port: str) -> None:
                 if (first := await first_byte(port, data)) not in ALLOWED:
                     odd.append(f"{what} got {first!r}")
 
             async with stalls_of(it) as stalls, asyncio.TaskGroup() as group:
                 asking = group.create_task(other.ask_for(3600.0))
                 listed = [(what, data, port) for port in ports for what, data in records().items()]
-                await in_parallel(AT_ONCE, (sent(*each) for each in listed))
+                await in_parallel(AT_ONCE, (send(*each) for each in listed))
                 hello = client_hello()
-                drawn = (mutated(hello, draw) for _ in range(mutations))
-                await in_parallel(AT_ONCE, (sent("a mutation", data, draw.choice(ports)) for data in drawn))
-                statuses = [await named(it, trusting(authority), name) for name in ("elsewhere.example", "a" * 60)]
+                drawn = (mutate(hello, draw) for _ in range(mutations))
+                await in_parallel(AT_ONCE, (send("a mutation", data, draw.choice(ports)) for data in drawn))
+                statuses = [
+                    await status_for_name(it, trusting(authority), name) for name in ("elsewhere.example", "a" * 60)
+                ]
                 again = await renegotiates(it)
                 asking.cancel()
             grown = rss_mb(it.process.pid) - before
@@ -122,7 +124,7 @@ async def run(quick: bool) -> Finding:
         f"{len(listed)} odd records and names, {mutations} mutated hellos, renegotiation "
         f"{'accepted' if again else 'refused'}; +{grown:.0f} MB; {stalls.figure}; {other.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **other.levels,

@@ -15,8 +15,8 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
-from gauntlet.smuggling import mutated
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.smuggling import mutate
 from gauntlet.target import PATIENCE_S, Bystander, in_parallel, stalls_of, target
 from tests.cache.test_isolation import policy
 from tests.fixtures.http2 import (
@@ -83,7 +83,7 @@ def floods(most: int) -> dict[str, bytes]:
 TEXTS = re.compile(rb"tenant-[a-z]|question [0-9]+")
 
 
-async def whose(wire: Wire, request: Message) -> None:
+async def answer_with_tenant(wire: Wire, request: Message) -> None:
     """Answer in the dialect of the path, with the tenant that asks and with the question."""
     asked = b" ".join(TEXTS.findall("".join(request.all("authorization")).encode() + request.body)).decode()
     output = {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [asked]}
@@ -94,7 +94,7 @@ async def whose(wire: Wire, request: Message) -> None:
     await wire.send(head % len(body) + body)
 
 
-async def shot(url: str, data: bytes) -> None:
+async def send_raw(url: str, data: bytes) -> None:
     """Send bytes over a connection of their own, and read until it ends or is quiet."""
     async with connected(url) as wire:
         with suppress(ConnectionError, TimeoutError):
@@ -114,7 +114,7 @@ class Calls:
         self.bad: list[str] = []
         self.crossed: list[str] = []
 
-    async def _noted(self, call: Callable[[], Awaitable[Any]], about: str) -> Any:
+    async def _record(self, call: Callable[[], Awaitable[Any]], about: str) -> Any:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 answer = await call()
@@ -127,20 +127,20 @@ class Calls:
         except TimeoutError:
             self.bad.append(f"no answer within {PATIENCE_S:g} s for {about}")
 
-    async def odd(self, message: bytes, streamed: bool) -> None:
+    async def send_odd(self, message: bytes, streamed: bool) -> None:
         async def streams() -> Any:
             return [answer async for answer in self._stream(iter([message]))]
 
-        await self._noted(streams if streamed else lambda: self._infer(message), repr(message[:200]))
+        await self._record(streams if streamed else lambda: self._infer(message), repr(message[:200]))
 
-    async def tenant(self, name: str, question: str, leaves_after_s: float | None) -> None:
+    async def ask_as_tenant(self, name: str, question: str, leaves_after_s: float | None) -> None:
         metadata = (("authorization", f"Bearer {name}"),)
         asked = self._infer(infer_request(question), metadata=metadata)
         if leaves_after_s is not None:
             await asyncio.sleep(leaves_after_s)
             asked.cancel()
         try:
-            answer = await self._noted(lambda: asked, question)
+            answer = await self._record(lambda: asked, question)
         except asyncio.CancelledError:
             self.statuses["CANCELLED"] += 1
             return
@@ -154,7 +154,7 @@ async def run(quick: bool) -> Finding:
     draw, address = random.Random(7), f"127.0.0.1:{free_ports(1)[0]}"
     valid = infer_request("what is it")
     async with wire_upstream() as upstream:
-        upstream.script = whose
+        upstream.script = answer_with_tenant
         url, section = upstream.url.removesuffix("/v1"), {"grpc": address}
         kserve = {"adapter": "kserve", "url": url}
         tensors = policy().replace("  - name: default", TENSORS + "  - name: default")
@@ -167,18 +167,18 @@ async def run(quick: bool) -> Finding:
             before = rss_mb(it.process.pid)
             async with stalls_of(it) as stalls, asyncio.TaskGroup() as group:
                 asking = group.create_task(other.ask_for(3600.0))
-                await in_parallel(4, (shot(f"http://{address}", data) for data in floods(most).values()))
+                await in_parallel(4, (send_raw(f"http://{address}", data) for data in floods(most).values()))
                 bases = [
                     OPENED + call(INFER.encode(), valid),
                     OPENED + call(INFER.encode(), valid) + call(INFER.encode(), valid, 3),
                 ]
-                odd = (shot(f"http://{address}", mutated(draw.choice(bases), draw)) for _ in range(mutations))
+                odd = (send_raw(f"http://{address}", mutate(draw.choice(bases), draw)) for _ in range(mutations))
                 await in_parallel(AT_ONCE, odd)
-                texts = (mutated(valid, draw) if draw.random() < 0.9 else draw.randbytes(50) for _ in range(messages))
-                await in_parallel(AT_ONCE, (calls.odd(text, draw.random() < 0.2) for text in texts))
+                texts = (mutate(valid, draw) if draw.random() < 0.9 else draw.randbytes(50) for _ in range(messages))
+                await in_parallel(AT_ONCE, (calls.send_odd(text, draw.random() < 0.2) for text in texts))
                 grown = rss_mb(it.process.pid) - before
                 asked = (
-                    calls.tenant(
+                    calls.ask_as_tenant(
                         draw.choice(TENANTS),
                         f"question {number % 40}",
                         draw.random() * 0.02 if draw.random() < 0.7 else None,
@@ -192,7 +192,7 @@ async def run(quick: bool) -> Finding:
         f"{len(floods(1))} floods of {most}, {mutations} mutated connections, {messages} messages, {clients} clients: "
         f"{statuses}; {len(calls.crossed)} crossed; +{grown:.0f} MB; {stalls.figure}; {other.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **other.levels,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager, suppress
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, Bystander, in_parallel, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.upstream import Upstream, serving
@@ -24,29 +24,29 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"
 
 
 class Receivers:
-    """One server: the path of a request says how it answers. `told_at` has the time of each good webhook by its id."""
+    """One server: the path of a request says how it answers. `called_at`: the time of each good webhook, by its id."""
 
     def __init__(self) -> None:
         self.port = self.elsewhere = 0
-        self.begun: Counter[str] = Counter()
-        self.told_at: dict[str, float] = {}
-        self.led_elsewhere = 0
-        self._held: list[asyncio.StreamWriter] = []
+        self.calls: Counter[str] = Counter()
+        self.called_at: dict[str, float] = {}
+        self.redirects_followed = 0
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._held.append(writer)
+        self._writers.append(writer)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 length = int(head.lower().partition("content-length:")[2].partition("\r\n")[0] or 0)
                 body = await reader.readexactly(length)
                 path = head.split(" ")[1]
-                self.begun[path] += 1
+                self.calls[path] += 1
                 if path == "/good":
-                    self.told_at[json.loads(body)["data"]["id"]] = time.monotonic()
-                await self._behave(path, writer)
+                    self.called_at[json.loads(body)["data"]["id"]] = time.monotonic()
+                await self._respond(path, writer)
 
-    async def _behave(self, path: str, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, path: str, writer: asyncio.StreamWriter) -> None:
         if path == "/hang":
             await asyncio.Event().wait()
         elif path == "/trickle":
@@ -66,16 +66,16 @@ class Receivers:
             elsewhere = b"Location: http://127.0.0.1:%d/secret\r\n" % self.elsewhere if path not in statuses else b""
             writer.write(b"HTTP/1.1 " + status + b"\r\n" + elsewhere + b"Content-Length: 0\r\n\r\n")
 
-    async def note(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.led_elsewhere += 1
+    async def record_redirect(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.redirects_followed += 1
         writer.close()
 
-    def have_met(self, jobs: Set[str]) -> bool:
-        """Return whether the good webhooks of all jobs came, and each kind of receiver was asked."""
-        return self.told_at.keys() >= jobs and self.begun.keys() == KINDS
+    def have_all_calls(self, jobs: Set[str]) -> bool:
+        """Return whether the good webhooks of all jobs came, and each kind of receiver had a call."""
+        return self.called_at.keys() >= jobs and self.calls.keys() == KINDS
 
     def close(self) -> None:
-        for writer in self._held:
+        for writer in self._writers:
             writer.transport.abort()
 
 
@@ -85,11 +85,11 @@ KINDS = {*BAD, "/good"}
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receivers]:
+async def serve_receivers() -> AsyncIterator[Receivers]:
     receivers = Receivers()
     async with (
         await asyncio.start_server(receivers.answer, "127.0.0.1", 0) as server,
-        await asyncio.start_server(receivers.note, "127.0.0.1", 0) as other,
+        await asyncio.start_server(receivers.record_redirect, "127.0.0.1", 0) as other,
     ):
         receivers.port, receivers.elsewhere = (each.sockets[0].getsockname()[1] for each in (server, other))
         try:
@@ -103,7 +103,7 @@ async def run(quick: bool) -> Finding:
     bad, good = (48, 12) if quick else (1000, 100)
     os.environ["GAUNTLET_HOOK"] = SECRET
     submitted: dict[str, float] = {}
-    async with serving(Upstream()) as upstream, receiving() as receivers:
+    async with serving(Upstream()) as upstream, serve_receivers() as receivers:
         url = f"http://127.0.0.1:{receivers.port}"
         jobs = {"webhook_secret_env": "GAUNTLET_HOOK", "webhook_hosts": [f"127.0.0.1:{receivers.port}"]}
         async with target(upstream.url, NO_CACHE, jobs=jobs) as it:
@@ -121,23 +121,23 @@ async def run(quick: bool) -> Finding:
                 await ask(number)
                 await other.ask()
             until = time.monotonic() + PATIENCE_S
-            while not receivers.have_met(submitted.keys()) and time.monotonic() < until:
+            while not receivers.have_all_calls(submitted.keys()) and time.monotonic() < until:
                 await asyncio.sleep(PAUSE_S)
             grown = rss_mb(it.process.pid) - before
-    delays = [receivers.told_at.get(job, time.monotonic()) - at for job, at in submitted.items()]
-    tried = sum(number for path, number in receivers.begun.items() if path != "/good")
+    delays = [receivers.called_at.get(job, time.monotonic()) - at for job, at in submitted.items()]
+    tried = sum(number for path, number in receivers.calls.items() if path != "/good")
     figure = (
-        f"{bad} jobs with bad receivers ({tried} attempts), {len(receivers.told_at)} of {good} others told within "
-        f"{max(delays):.1f} s; {receivers.led_elsewhere} connections elsewhere; +{grown:.0f} MB; {other.figure}"
+        f"{bad} jobs with bad receivers ({tried} attempts), {len(receivers.called_at)} of {good} others told within "
+        f"{max(delays):.1f} s; {receivers.redirects_followed} connections elsewhere; +{grown:.0f} MB; {other.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **other.levels,
             f"a webhook of another tenant took {max(delays):.1f} s": max(delays) <= ONE_REQUEST_S,
-            f"{receivers.led_elsewhere} connections to where a redirect pointed": not receivers.led_elsewhere,
+            f"{receivers.redirects_followed} connections to where a redirect pointed": not receivers.redirects_followed,
             f"memory grew by {grown:.0f} MB, expected at most {SPARE_MB}": grown <= SPARE_MB,
-            f"only {len(receivers.begun)} kinds of receivers were asked": receivers.begun.keys() == KINDS,
+            f"only {len(receivers.calls)} kinds of receivers were asked": receivers.calls.keys() == KINDS,
         },
     )
 

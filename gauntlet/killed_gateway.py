@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import in_parallel, target
 from tests.fixtures.gateways import BOTH_CACHES
 from tests.fixtures.processes import Process
@@ -18,7 +18,7 @@ from tests.fixtures.upstream import Upstream, serving
 CLIENTS, STORED = 8, 60  # answers that a gateway stores before it is killed
 
 
-async def stored_until_killed(it: Process, numbers: count[int]) -> list[str]:
+async def questions_stored_until_kill(it: Process, numbers: count[int]) -> list[str]:
     """Ask new questions until the gateway is killed. Return those whose answer was reported as stored."""
     stored: list[str] = []
     enough = asyncio.Event()
@@ -52,11 +52,11 @@ async def run(quick: bool) -> Finding:
             for _ in range(kills):
                 async with target(upstream.url, BOTH_CACHES, folder=Path(name)) as it:
                     await it.recovered()
-                    stored += await stored_until_killed(it, numbers)
+                    stored += await questions_stored_until_kill(it, numbers)
             async with target(upstream.url, BOTH_CACHES, folder=Path(name)) as it:
                 await it.recovered()
 
-                async def again(question: str) -> None:
+                async def ask_again(question: str) -> None:
                     nonlocal hits
                     answer = await it.chat(question)
                     if answer.status != 200:
@@ -66,9 +66,9 @@ async def run(quick: bool) -> Finding:
                     if answer.text != f"upstream answers: {question}":
                         wrong.append(f"{question} got {answer.text!r}")
 
-                await in_parallel(CLIENTS, map(again, stored))
+                await in_parallel(CLIENTS, map(ask_again, stored))
     figure = f"{kills} kills, {len(stored)} stored, {hits} of them hits again, {len(failed)} failed, {len(wrong)} wrong"
-    return judged(
+    return verdict_of(
         figure,
         {
             f"{len(failed)} failed, the first: {''.join(failed[:1])}": not failed,

@@ -11,8 +11,8 @@ import time
 import aiohttp
 
 from bench.process import children_of
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, is_answer_to, target
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -21,29 +21,29 @@ WORKERS, CLIENTS, QUESTIONS = 2, 8, 40
 STORE = {"timeout": "250ms"}  # as shipped
 
 
-class Crowd:
+class ReconnectingClients:
     """Clients that ask over a new connection or over a kept one, and check each answer."""
 
     def __init__(self, it: Process) -> None:
         self._it = it
-        self.asked = 0
+        self.requests = 0
         self.cut: list[str] = []
         self.failed: list[str] = []
         self.wrong: list[str] = []
         self.slowest_s = 0.0
-        self.over = False
+        self.stopped = False
 
     async def client(self, seed: int) -> None:
         draw = random.Random(seed)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=bool(seed % 2))) as session:
-            while not self.over:
+            while not self.stopped:
                 await self._ask(session, f"question {draw.randrange(QUESTIONS)}")
                 await asyncio.sleep(PAUSE_S / 5)
 
     async def _ask(self, session: aiohttp.ClientSession, question: str) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": question}]}
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             async with session.post(f"{self._it.url}/v1/chat/completions", json=body) as answer:
                 data = await answer.read()
@@ -53,11 +53,11 @@ class Crowd:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if answer.status != 200:
             self.failed.append(f"{answer.status} {data[:100]!r}")
-        elif not says(data, question):
+        elif not is_answer_to(data, question):
             self.wrong.append(f"{question} got {data[-300:]!r}")
 
 
-async def running(it: Process, program: bytes, number: int, killed: int = 0) -> list[int]:
+async def wait_for_children(it: Process, program: bytes, number: int, killed: int = 0) -> list[int]:
     """Return the children that run a program, once there are that many without the killed one.
 
     The list is empty if patience ends first.
@@ -78,30 +78,32 @@ async def run(quick: bool) -> Finding:
     section, began = {"workers": WORKERS}, time.monotonic()
     async with serving(Upstream()) as upstream, target(upstream.url, EXACT_CACHE, server=section, store=STORE) as it:
         most_s = ONE_REQUEST_S + time.monotonic() - began  # new connections to a killed worker wait for the next one
-        crowd = Crowd(it)
-        clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
+        traffic = ReconnectingClients(it)
+        clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
         for number in range(kills):
             await asyncio.sleep(settled_s)
             program, many = (b"valkey", 1) if number % 3 == 1 else (b"gateway", WORKERS)
-            pid = (await running(it, program, many))[number % many]
+            pid = (await wait_for_children(it, program, many))[number % many]
             os.kill(pid, signal.SIGKILL)
-            back.append(bool(await running(it, program, many, pid)))
+            back.append(bool(await wait_for_children(it, program, many, pid)))
         await asyncio.sleep(settled_s)
-        crowd.over = True
+        traffic.stopped = True
         await asyncio.gather(*clients)
     most = kills * CLIENTS  # a client has one request at a time
     figure = (
-        f"{kills} kills, {crowd.asked} requests: {len(crowd.cut)} cut, {len(crowd.failed)} failed, "
-        f"{len(crowd.wrong)} wrong, slowest {crowd.slowest_s:.2f} s; {sum(back)} came back"
+        f"{kills} kills, {traffic.requests} requests: {len(traffic.cut)} cut, {len(traffic.failed)} failed, "
+        f"{len(traffic.wrong)} wrong, slowest {traffic.slowest_s:.2f} s; {sum(back)} came back"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
-            f"{len(crowd.cut)} requests were cut, expected at most {most}: {''.join(crowd.cut[-1:])}": len(crowd.cut)
+            f"{len(traffic.cut)} requests were cut, expected at most {most}: {''.join(traffic.cut[-1:])}": len(
+                traffic.cut
+            )
             <= most,
-            f"{len(crowd.failed)} failed, the first: {''.join(crowd.failed[:1])}": not crowd.failed,
-            f"{len(crowd.wrong)} wrong, the first: {''.join(crowd.wrong[:1])}": not crowd.wrong,
-            f"a request took {crowd.slowest_s:.1f} s, expected at most {most_s:.1f}": crowd.slowest_s <= most_s,
+            f"{len(traffic.failed)} failed, the first: {''.join(traffic.failed[:1])}": not traffic.failed,
+            f"{len(traffic.wrong)} wrong, the first: {''.join(traffic.wrong[:1])}": not traffic.wrong,
+            f"a request took {traffic.slowest_s:.1f} s, expected at most {most_s:.1f}": traffic.slowest_s <= most_s,
             f"{kills - sum(back)} processes did not come back": all(back),
         },
     )

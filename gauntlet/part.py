@@ -44,7 +44,7 @@ class Row:
     seconds: float
 
 
-def judged(figure: str, levels: dict[str, bool]) -> Finding:
+def verdict_of(figure: str, levels: dict[str, bool]) -> Finding:
     """Return the finding of a part that passes if all levels hold. The keys say what is wrong if one does not."""
     missed = "; ".join(fault for fault, holds in levels.items() if not holds)
     return Finding(figure, not missed, missed)

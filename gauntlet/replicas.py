@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.store_faults import CLIENTS, STORE, Store, Traffic
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, target
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, recovers, target
 from tests.fixtures.gateways import EXACT_CACHE, Answer
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -59,7 +59,7 @@ class Fleet:
             await stack.aclose()
 
 
-class Balanced:
+class RoundRobinClient:
     """A client of all gateways in turn. `retried` counts the requests that a dead gateway did not answer."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -79,7 +79,7 @@ class Balanced:
         raise aiohttp.ClientError(f"no gateway answers: {died[0]!r}")
 
 
-async def purged_everywhere(fleet: Fleet) -> float:
+async def purge_delay_s(fleet: Fleet) -> float:
     """Store an answer, find it at each gateway, and purge it at the first. Return the seconds until all have no hit.
 
     The result is `PATIENCE_S` if one gateway still has it by then.
@@ -110,18 +110,18 @@ async def run(quick: bool) -> Finding:
             fleet = Fleet(Path(name), upstream.url, store.url)
             stack.push_async_callback(fleet.close)
             await asyncio.gather(*(fleet.start(number) for number in range(replicas)))
-            balanced = Balanced(fleet)
+            balanced = RoundRobinClient(fleet)
             traffic = Traffic(balanced)
             clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
             faults = [store.freeze, store.kill] if quick else [store.delay, store.freeze, store.garble, store.kill]
             for turn in range(rounds):
                 for fault in faults:
                     await fault()
-                    again = [await hits_again(Traffic(replica).ask) for replica in fleet.replicas.values()]
+                    again = [await recovers(Traffic(replica).ask) for replica in fleet.replicas.values()]
                     recovered[fault.__name__] = recovered.get(fault.__name__, True) and all(again)
                 for number in range(kills):
                     await fleet.restart((number + turn) % replicas, fault_s)
-                purges.append(await purged_everywhere(fleet))
+                purges.append(await purge_delay_s(fleet))
             traffic.stop()
             await asyncio.gather(*clients)
     slow = max(purges)
@@ -129,7 +129,7 @@ async def run(quick: bool) -> Finding:
         f"{replicas} gateways, {rounds * len(faults)} faults, {rounds * kills} kills; {traffic.figure}; "
         f"{balanced.retried} met a dead gateway; a purge held everywhere after {slow:.2f} s"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **traffic.levels,

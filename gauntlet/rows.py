@@ -57,7 +57,7 @@ class Rows:
         self._known = {part["part"]: part for part in parts}
 
     def add(self, row: Row) -> None:
-        """Note a row, and write the file."""
+        """Record a row, and write the file."""
         self.of_this_run.append(row)
         about = {"size": self._size, "at": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count()}
         self._known[row.part] = asdict(row) | about | {"load": round(os.getloadavg()[0], 1)}

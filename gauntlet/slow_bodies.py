@@ -6,8 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 
 from gateway.http_server.request_body import BUFFER_BYTES
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import Bystander, metrics, permits_come_back, target, total
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import Bystander, metrics, permits_left, target, total
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.wire import Wire, connected
@@ -45,10 +45,10 @@ async def run(quick: bool) -> Finding:
             for task, wire in zip(dripping, wires, strict=True):
                 task.cancel()
                 wire.writer.transport.abort()  # a close would wait until the gateway reads the rest
-        held = await permits_come_back(it)
+        held = await permits_left(it)
     figure = f"{slow} slow bodies held {taken:g} of {PLACES} places: {other.figure}"
     levels = {f"{held:g} places are still held": not held, "the slow bodies held no place": taken > 0}
-    return judged(figure, {**other.levels, **levels})
+    return verdict_of(figure, {**other.levels, **levels})
 
 
 PART = Part("slow bodies", "misses of others: 0 failed, each within 10 s; all places come back", run)

@@ -13,7 +13,7 @@ import aiohttp
 import trustme
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import Bystander, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.upstream import Upstream, serving
@@ -42,7 +42,7 @@ async def drip(wire: Wire, hello: bytes) -> None:
             await asyncio.sleep(EVERY_S)
 
 
-async def cut_by_gateway(wires: list[Wire]) -> int:
+async def count_closed(wires: list[Wire]) -> int:
     """Return how many connections the gateway ends within `CUT_S`."""
 
     async def ends(wire: Wire) -> bool:
@@ -81,14 +81,14 @@ async def run(quick: bool) -> Finding:
             await other.ask_for(seconds)
             each_kib = 1024 * (rss_mb(it.process.pid) - before) / count
             if not quick:
-                cut = await cut_by_gateway(wires)
+                cut = await count_closed(wires)
             lasted_s = time.monotonic() - began
             for wire, task in zip(wires, dripping, strict=True):
                 task.cancel()
                 wire.writer.transport.abort()
     ended = "" if quick else f", {cut} cut within {lasted_s:.0f} s"
     figure = f"{count} handshakes, {each_kib:.0f} KiB each{ended}; {other.figure}"
-    return judged(
+    return verdict_of(
         figure,
         {
             **other.levels,

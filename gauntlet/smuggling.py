@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from gateway.dialects.kserve import KServe
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import PAUSE_S, in_parallel, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.processes import Process
@@ -137,7 +137,7 @@ def has_one_json_length(request: Message) -> bool:
         return False
 
 
-def mutated(base: bytes, draw: random.Random) -> bytes:
+def mutate(base: bytes, draw: random.Random) -> bytes:
     """Return the request after one to four changes: a token put in, a byte changed, a piece removed or repeated."""
     data = bytearray(base)
     for _ in range(draw.choice((1, 1, 2, 4))):
@@ -155,14 +155,14 @@ def mutated(base: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-class Pulse:
+class HealthProbe:
     """Asks a gateway for its health all the time. `beats` counts the answers; a busy machine holds this clock back."""
 
     def __init__(self, it: Process) -> None:
         self.it = it
         self.beats = 0
 
-    async def beat(self) -> None:
+    async def run(self) -> None:
         while True:
             with suppress(aiohttp.ClientError):  # a gateway that is gone keeps no client
                 await self.it.get("/healthz")
@@ -175,12 +175,12 @@ class Pulse:
         async with connected(self.it.url) as wire:
             with suppress(ConnectionError):
                 wire.writer.write(sent)
-                while piece := await self._piece(wire.reader):
+                while piece := await self._read(wire.reader):
                     got += piece
             wire.writer.transport.abort()
         return got
 
-    async def _piece(self, reader: asyncio.StreamReader) -> bytes:
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
         """Return what comes next; empty at the end, or after `QUIET_BEATS` without anything."""
         reading, last = asyncio.ensure_future(reader.read(65536)), self.beats + QUIET_BEATS
         while not reading.done() and self.beats < last:
@@ -189,10 +189,10 @@ class Pulse:
 
 
 @asynccontextmanager
-async def pulse_of(it: Process) -> AsyncIterator[Pulse]:
+async def run_probe(it: Process) -> AsyncIterator[HealthProbe]:
     """Yield a pulse that beats while the block runs."""
-    pulse = Pulse(it)
-    beating = asyncio.create_task(pulse.beat())
+    pulse = HealthProbe(it)
+    beating = asyncio.create_task(pulse.run())
     try:
         yield pulse
     finally:
@@ -205,7 +205,7 @@ def marks_of(got: bytes) -> list[tuple[int, str]]:
     return [(int(mark), json.loads(start)) for mark, start in MARK.findall(got)]
 
 
-def faults_of(sent: bytes, got: bytes) -> list[str]:
+def reply_faults(sent: bytes, got: bytes) -> list[str]:
     """Return what is wrong with a reply by itself: a server error, or the answer to a request of another client."""
     statuses = [status.decode() for status in STATUS.findall(got) if status.startswith(b"5") and status != b"505"]
     faults = [f"{status} for {sent[:200]!r}" for status in statuses]
@@ -216,7 +216,7 @@ def faults_of(sent: bytes, got: bytes) -> list[str]:
     return faults
 
 
-async def attacked(face: Face, mutations: int) -> Finding:
+async def attack(face: Face, mutations: int) -> Finding:
     """Send the corpus, which must be refused, and then mutations, which must be read the same on both sides."""
     draw, endpoint, payloads = random.Random(5), Endpoint(face), {**smuggling(face.body), **face.payloads}
     faults, through, returned = list[str](), list[str](), Counter[int]()
@@ -229,30 +229,30 @@ async def attacked(face: Face, mutations: int) -> Finding:
     async with wire_upstream() as upstream:
         upstream.script = endpoint.answer
         url = upstream.url if face.adapter == "openai" else upstream.url.removesuffix("/v1")
-        async with target(url, NO_CACHE, backend={"adapter": face.adapter}) as it, pulse_of(it) as pulse:
+        async with target(url, NO_CACHE, backend={"adapter": face.adapter}) as it, run_probe(it) as pulse:
 
-            async def refused(rest: bytes, more: bytes = SMUGGLED) -> None:
+            async def send_payload(rest: bytes, more: bytes = SMUGGLED) -> None:
                 got = await pulse.reply_to(face.head + rest + more)
                 if STATUS.findall(got) != [b"400"]:
                     through.append(f"{rest[:100]!r} got {got[:100]!r}")
 
-            async def same(sent: bytes) -> None:
+            async def send_mutation(sent: bytes) -> None:
                 got = await pulse.reply_to(sent)
-                faults.extend(faults_of(sent, got))
+                faults.extend(reply_faults(sent, got))
                 returned.update(mark for mark, _ in marks_of(got))
 
-            await in_parallel(AT_ONCE, map(refused, smuggling(face.body).values()))
-            await in_parallel(AT_ONCE, (refused(rest, b"") for rest in face.payloads.values()))
+            await in_parallel(AT_ONCE, map(send_payload, smuggling(face.body).values()))
+            await in_parallel(AT_ONCE, (send_payload(rest, b"") for rest in face.payloads.values()))
             reached = endpoint.marks
             drawn = (draw.choice(odd if draw.random() < 0.2 else valid) for _ in range(mutations))
-            await in_parallel(AT_ONCE, (same(mutated(base, draw) + SMUGGLED) for base in drawn))
+            await in_parallel(AT_ONCE, (send_mutation(mutate(base, draw) + SMUGGLED) for base in drawn))
             healthy = (await it.get("/healthz")).status == 200
     twice = sum(times > 1 for times in returned.values())
     figure = (
         f"{len(payloads)} payloads, {mutations} mutations; {endpoint.marks} reached the backend, "
         f"{len(endpoint.misread)} misread, {len(faults)} faults"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             f"not refused: {''.join(through[:1])}": not through,
@@ -269,7 +269,7 @@ async def attacked(face: Face, mutations: int) -> Finding:
 
 
 async def run(face: Face, most: int, quick: bool) -> Finding:
-    return await attacked(face, most // 60 if quick else most)
+    return await attack(face, most // 60 if quick else most)
 
 
 LEVEL = "payloads refused; mutations: none misread by the backend, no 5xx"

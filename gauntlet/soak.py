@@ -17,8 +17,8 @@ from pathlib import Path
 import aiohttp
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import says, stalls_of, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import is_answer_to, stalls_of, target
 from tests.fixtures.gateways import BOTH_CACHES
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -33,12 +33,12 @@ WINDOWS = 3  # of a quarter
 
 
 @dataclass
-class Steady:
+class SteadyClients:
     """The clients. `hits_ms` has the time of each hit, in order."""
 
     it: Process
     hits_ms: list[float] = field(default_factory=list)
-    asked: int = 0
+    requests: int = 0
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class Steady:
 
     async def _ask(self, question: str, streamed: bool, leaves_after_s: float | None) -> None:
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             answer = await asyncio.wait_for(self.it.chat(question, stream=streamed), leaves_after_s)
         except TimeoutError:  # this client has left
@@ -64,7 +64,7 @@ class Steady:
             return
         if answer.status != 200:
             self.failed.append(f"{answer.status} {answer.body[:100]!r}")
-        elif not says(answer.body, question):
+        elif not is_answer_to(answer.body, question):
             self.wrong.append(f"{question} got {answer.body[-300:]!r}")
         elif answer.cache_status.startswith("nearhit; hit"):
             self.hits_ms.append(1e3 * (time.monotonic() - began))
@@ -98,7 +98,7 @@ async def run(seconds: float | None, quick: bool) -> Finding:
         target(upstream.url, BOTH_CACHES, store={"max_entries": MOST_ENTRIES}) as it,
     ):
         await it.recovered()
-        steady = Steady(it)
+        steady = SteadyClients(it)
         await steady.client(CLIENTS, time.monotonic() + 1.0)  # what a first request makes is no growth
         before_mb, files = rss_mb(it.process.pid), files_of(it)
         steady.hits_ms.clear()
@@ -111,11 +111,11 @@ async def run(seconds: float | None, quick: bool) -> Finding:
     first_ms, last_ms = p95(steady.hits_ms[:quarter]), p95(steady.hits_ms[-quarter:])
     most_mb = SPARE_MB + ENTRY_KIB * min(entries, MOST_ENTRIES) / 1024
     figure = (
-        f"{lasting_s:.0f} s, {steady.asked} requests, {len(steady.hits_ms)} hits, {entries} entries: "
+        f"{lasting_s:.0f} s, {steady.requests} requests, {len(steady.hits_ms)} hits, {entries} entries: "
         f"{len(steady.failed)} failed, {len(steady.wrong)} wrong; +{grown_mb:.0f} MB, +{more_files} files; "
         f"p95 of hits {first_ms:.1f} ms, then {last_ms:.1f} ms; {stalls.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **stalls.levels,
@@ -130,7 +130,7 @@ async def run(seconds: float | None, quick: bool) -> Finding:
     )
 
 
-def lasting(seconds: float) -> Part:
+def part_of_duration(seconds: float) -> Part:
     """Return the part with that duration."""
     return Part(NAME, LEVEL, partial(run, seconds), extra_s=seconds)
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, says, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, is_answer_to, recovers, target
 from tests.faults.test_store_faults import is_hit
 from tests.faults.test_store_garbage import DAMAGES, ENTRY
 from tests.fixtures.gateways import EXACT_CACHE, Answer
@@ -25,7 +25,7 @@ CLIENTS, QUESTIONS = 8, 40
 STORE = {"front_size": "1kB", "timeout": "250ms"}  # every lookup reads the store, in the time that is shipped
 
 
-class Asked(Protocol):
+class ChatClient(Protocol):
     """A gateway, or several of them that count as one."""
 
     async def chat(self, question: str, **fields: Any) -> Answer: ...
@@ -34,27 +34,27 @@ class Asked(Protocol):
 class Traffic:
     """Clients that repeat some questions until they are told to stop, and check each answer."""
 
-    def __init__(self, it: Asked) -> None:
+    def __init__(self, it: ChatClient) -> None:
         self._it = it
-        self.asked = self.hits = 0
+        self.requests = self.hits = 0
         self.failed: list[str] = []
         self.wrong: list[str] = []
         self.slowest_s = 0.0
-        self._over = False
+        self._stopped = False
 
     def stop(self) -> None:
-        self._over = True
+        self._stopped = True
 
     async def client(self, seed: int) -> None:
         draw = random.Random(seed)
-        while not self._over:
+        while not self._stopped:
             await self.ask(f"question {draw.randrange(QUESTIONS)}", streamed=draw.random() < 0.2)
             await asyncio.sleep(PAUSE_S / 5)
 
     async def ask(self, question: str, streamed: bool = False) -> bool:
         """Return whether the answer is a hit."""
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             answer = await self._it.chat(question, stream=streamed)
         except aiohttp.ClientError as error:
@@ -63,7 +63,7 @@ class Traffic:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if answer.status != 200:
             self.failed.append(f"{answer.status} {answer.body[:100]!r}")
-        elif not says(answer.body, question):
+        elif not is_answer_to(answer.body, question):
             self.wrong.append(f"{question} got {answer.body[-500:]!r}")
         self.hits += is_hit(answer)
         return is_hit(answer)
@@ -71,7 +71,7 @@ class Traffic:
     @property
     def figure(self) -> str:
         return (
-            f"{self.asked} requests, {self.hits} hits: {len(self.failed)} failed, {len(self.wrong)} wrong, "
+            f"{self.requests} requests, {self.hits} hits: {len(self.failed)} failed, {len(self.wrong)} wrong, "
             f"slowest {self.slowest_s:.2f} s"
         )
 
@@ -90,9 +90,9 @@ class Store:
     def __init__(self, folder: Path, fault_s: float) -> None:
         self._folder, self._port, self._fault_s = folder, free_ports(1)[0], fault_s
         self._stack = ExitStack()
-        self._server = self._started()
+        self._server = self._start()
 
-    def _started(self) -> OutsideServer:
+    def _start(self) -> OutsideServer:
         return self._stack.enter_context(outside_server(self._folder, port=self._port))
 
     @property
@@ -125,7 +125,7 @@ class Store:
     async def kill(self) -> None:
         self._server.kill()
         await asyncio.sleep(self._fault_s)
-        self._server = await asyncio.to_thread(self._started)
+        self._server = await asyncio.to_thread(self._start)
 
 
 async def run(quick: bool) -> Finding:
@@ -142,16 +142,16 @@ async def run(quick: bool) -> Finding:
                 await it.recovered()
                 traffic = Traffic(it)
                 clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
-                recovered["the start"] = await hits_again(traffic.ask)
+                recovered["the start"] = await recovers(traffic.ask)
                 for fault in (store.delay, store.freeze, store.garble, store.kill) * rounds:
                     await fault()
-                    recovered[fault.__name__] = recovered.get(fault.__name__, True) and await hits_again(traffic.ask)
+                    recovered[fault.__name__] = recovered.get(fault.__name__, True) and await recovers(traffic.ask)
                     await asyncio.sleep(fault_s)  # the traffic goes on with a healthy store
                 traffic.stop()
                 await asyncio.gather(*clients)
         finally:
             store.close()
-    return judged(
+    return verdict_of(
         f"{4 * rounds} faults, {traffic.figure}",
         {
             **traffic.levels,

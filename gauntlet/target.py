@@ -60,16 +60,16 @@ def total(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)", text, re.MULTILINE))
 
 
-async def permits_come_back(it: Process) -> float:
-    """Return the calls that are still in flight to the backends, once there are none or patience ends."""
+async def permits_left(it: Process) -> float:
+    """Return the calls in flight to the backends, as soon as there are none or `PATIENCE_S` is over."""
     until = time.monotonic() + PATIENCE_S
     while (held := total(await metrics(it), "nearhit_backend_inflight")) and time.monotonic() < until:
         await asyncio.sleep(PAUSE_S)
     return held
 
 
-async def hits_again(ask: Callable[[str], Awaitable[bool]]) -> bool:
-    """Return whether `ask` reports a hit for a question before patience ends."""
+async def recovers(ask: Callable[[str], Awaitable[bool]]) -> bool:
+    """Return whether `ask` reports a hit for a question within `PATIENCE_S`."""
     until = time.monotonic() + PATIENCE_S
     while not await ask("question 0"):
         if time.monotonic() > until:
@@ -78,7 +78,7 @@ async def hits_again(ask: Callable[[str], Awaitable[bool]]) -> bool:
     return True
 
 
-def says(body: bytes, question: str) -> bool:
+def is_answer_to(body: bytes, question: str) -> bool:
     """Return whether an answer of the scripted endpoint, whole or as a stream, is the one to that question."""
     if not body.startswith(b"data:"):
         return bool(json.loads(body)["choices"][0]["message"]["content"] == f"upstream answers: {question}")
@@ -114,20 +114,20 @@ async def stalls_of(it: Process) -> AsyncIterator[Stalls]:
             found: dict[str, Any] | None = (await answer.json())["loop"]["last"]
             return found
 
-    def note(stall: dict[str, Any] | None) -> None:
+    def record(stall: dict[str, Any] | None) -> None:
         if stall is not None and stall != before and stall["cause"] != "starved" and stall["ms"] > stalls.longest_ms:
             stalls.longest_ms, stalls.where = float(stall["ms"]), stall.get("where", "unknown code")
 
     async def watch() -> None:
         while True:
             await asyncio.sleep(STALL_POLL_S)
-            note(await last())
+            record(await last())
 
     before = await last()
     watching = asyncio.create_task(watch())
     try:
         yield stalls
-        note(await last())
+        record(await last())
     finally:
         watching.cancel()
         await asyncio.wait([watching])

@@ -19,23 +19,23 @@ from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import TextEncoder
 from quality import tables, traps
 from quality.cost import cost
-from quality.decision import Encoded
-from quality.figures import precision_area, rounded, served_at
-from quality.http_run import Setting, evaluation_run, own_run
+from quality.decision import CachingEmbedder
+from quality.figures import precision_area, round_floats, served_share_at
+from quality.http_run import Setting, run_evaluation, run_own_stub
 from quality.labels import Labels, load_audited
-from quality.offline import CURVE_SEEDS, Kept, Rung, adaptation, curve, promise
+from quality.offline import CURVE_SEEDS, PromiseResult, Rung, adaptation, curve, promise
 from quality.replay import Replay
 from quality.streams import (
     OTHERS,
     Stream,
-    alone,
     from_evaluation,
     from_pairs,
     from_wordings,
     intents,
-    joined,
+    join,
+    without_others,
 )
-from quality.world import Opinions, Plain, World, embedded
+from quality.world import Opinions, SimilarityVerifier, World, world_of
 
 SECTIONS = ("http", "replay", "domains", "traps", "cost")
 
@@ -73,9 +73,9 @@ class Report:
         self.folder: Path = given.folder / "quality"
         self.encoder: TextEncoder = build_encoder(EmbedderConfig(adapter=given.embedder, threads=1))
         self.verifier = build_verifier(VerifierConfig(adapter=given.verifier), EmbedderConfig())
-        self.embedder = Encoded(self.encoder)
+        self.embedder = CachingEmbedder(self.encoder)
         self.opinions = Opinions(self.verifier, self.folder, self.encoder.fingerprint)
-        self.tuned = self._tuned(given.tuned)
+        self.tuned = self._load_tuned(given.tuned)
         self.audited = load_audited()
         self.stream = self._stream()
         self.found: dict[str, Any] = {
@@ -86,7 +86,7 @@ class Report:
             "audited_labels": len(self.audited),
             "stream": {
                 "name": self.stream.name,
-                "requests": self.stream.asked,
+                "requests": self.stream.request_count,
                 "repeats": self.stream.repeats,
             },
             "curves": {},
@@ -94,8 +94,8 @@ class Report:
             "replays": [],
         }
 
-    def _tuned(self, data_dir: Path | None) -> Opinions | None:
-        """The verifier that `nearhit tune` has put in force in a data directory. None: no directory is given."""
+    def _load_tuned(self, data_dir: Path | None) -> Opinions | None:
+        """Return the verifier that `nearhit tune` has put in force in a data directory; None: no directory is given."""
         if data_dir is None:
             return None
         verifier = build_verifier(VerifierConfig(), EmbedderConfig(), versions=data_dir)
@@ -110,10 +110,10 @@ class Report:
             return from_pairs(self.given.pairs, self.given.limit)
         return from_wordings(self.given.limit)
 
-    def say(self, title: str, meaning: str, text: str) -> None:
+    def print_section(self, title: str, meaning: str, text: str) -> None:
         print(f"\n## {title}\n\n{meaning}\n\n{text}", flush=True)
 
-    def note(self, text: str) -> None:
+    def print_progress(self, text: str) -> None:
         print(f"  [{time.monotonic() - self.started:4.0f} s] {text}", file=sys.stderr, flush=True)
 
     def replay_of(self, world: World, opinions: Opinions | None = None, labels: str = "raw") -> Replay:
@@ -121,7 +121,7 @@ class Report:
         return Replay(world, opinions or self.opinions, self.embedder, known)
 
     def run(self) -> None:
-        print(f"# Quality: {self.stream.name}, {self.stream.asked} requests, verifier {self.verifier.basis}\n")
+        print(f"# Quality: {self.stream.name}, {self.stream.request_count} requests, verifier {self.verifier.basis}\n")
         print(f"A perfect cache would serve {self.stream.repeats:.1%} of them. {len(self.audited)} pairs are audited.")
         if self.stream.name == "wordings":
             print("No evaluation and no pairs are given: these wordings trained the verifier, so its figures flatter.")
@@ -136,7 +136,7 @@ class Report:
                     self.tuned.save()
         self.given.folder.mkdir(parents=True, exist_ok=True)
         target = self.given.folder / "quality.json"
-        target.write_text(json.dumps(rounded(self.found), indent=1) + "\n")
+        target.write_text(json.dumps(round_floats(self.found), indent=1) + "\n")
         print(f"\nThese figures are in {target}; {time.monotonic() - self.started:.0f} s.")
         if self.given.picture is not None and self.found["curves"]:
             command = [self.given.tools, "-m", "quality.picture", str(target), str(self.given.picture)]
@@ -146,13 +146,13 @@ class Report:
         audited, setting = Labels(self.stream, self.audited), self._setting()
         runs = []
         for budget in self.given.budgets:
-            self.note(f"the stream through the gateway, promise {budget:.0%}")
+            self.print_progress(f"the stream through the gateway, promise {budget:.0%}")
             if self.given.eval is not None:
-                runs.append(evaluation_run(self.given.eval, self.stream, audited, budget, setting, self.given.tools))
+                runs.append(run_evaluation(self.given.eval, self.stream, audited, budget, setting, self.given.tools))
             else:
-                runs.append(own_run(self.stream, audited, budget, setting))
+                runs.append(run_own_stub(self.stream, audited, budget, setting))
         self.found["http"] = [asdict(run) for run in runs]
-        self.say(
+        self.print_section(
             "Through the gateway",
             "`nearhit serve` with a promise, asked over HTTP in the stream's order; right and wrong as a client sees.",
             tables.gateway(runs),
@@ -162,12 +162,12 @@ class Report:
         return Setting(self.given.verifier, self.given.embedder, self.given.audit)
 
     def replays(self) -> None:
-        rows: list[Kept] = []
-        plain = embedded(alone(self.stream), self.encoder, self.folder)
+        rows: list[PromiseResult] = []
+        plain = world_of(without_others(self.stream), self.encoder, self.folder)
         self._ladder(plain)
         rows += self._promises(plain, grow=False)
-        if len(self.stream.questions) - self.stream.asked >= min(OTHERS, 4 * self.stream.asked):
-            rows += self._promises(embedded(self.stream, self.encoder, self.folder), grow=True)
+        if len(self.stream.questions) - self.stream.request_count >= min(OTHERS, 4 * self.stream.request_count):
+            rows += self._promises(world_of(self.stream, self.encoder, self.folder), grow=True)
         else:
             print("\nNo growing cache: it takes thousands of questions beside those that are asked.")
         domains = self._domains()
@@ -175,10 +175,10 @@ class Report:
             print("\nNo change of domain: DATA names no folder with banking77_test.csv or clinc150_full.json.")
         else:
             rows += self._promises(
-                embedded(joined(alone(self.stream), domains[0]), self.encoder, self.folder), grow=False
+                world_of(join(without_others(self.stream), domains[0]), self.encoder, self.folder), grow=False
             )
         self.found["replays"] = [{**asdict(row), "relative": row.relative} for row in rows]
-        self.say(
+        self.print_section(
             "Promises, replayed",
             f"The production control over {self.given.seeds} orders of each stream, taught and counted by raw and by "
             "audited labels. Hindsight: what fixed thresholds serve at the same error, on scores moved alike.",
@@ -190,33 +190,33 @@ class Report:
 
     def _ladder(self, world: World) -> None:
         loosest, audit, rungs = max(self.given.budgets), self.given.audit, []
-        scores = {"similarity": Opinions(Plain(), None), "verifier": self.opinions}
+        scores = {"similarity": Opinions(SimilarityVerifier(), None), "verifier": self.opinions}
         if self.tuned is not None:
             scores["tuned"] = self.tuned
         for (name, opinions), labels in product(scores.items(), self._label_names()):
-            self.note(f"curve: {name}, {labels} labels")
+            self.print_progress(f"curve: {name}, {labels} labels")
             replay = self.replay_of(world, opinions, labels)
             points = curve(replay, loosest, learn=False, audit=audit, seeds=self._curve_seeds())
-            served = tuple(served_at(points, budget) for budget in self.given.budgets)
+            served = tuple(served_share_at(points, budget) for budget in self.given.budgets)
             rungs.append(Rung(name, labels, served, precision_area(points)))
             if labels == "raw":
-                self.found["curves"][name] = [point.shown() for point in points]
+                self.found["curves"][name] = [point.as_dict() for point in points]
         self.found["ladder"] = [asdict(rung) for rung in rungs]
-        self.say(
+        self.print_section(
             "The ladder",
             "Served by the best fixed threshold of hindsight, without learning, at each error of all requests.",
             tables.ladder(rungs, self.given.budgets),
         )
 
-    def _promises(self, world: World, *, grow: bool) -> list[Kept]:
-        rows, loosest, audit = list[Kept](), max(self.given.budgets), self.given.audit
+    def _promises(self, world: World, *, grow: bool) -> list[PromiseResult]:
+        rows, loosest, audit = list[PromiseResult](), max(self.given.budgets), self.given.audit
         for labels in self._label_names():
             replay = self.replay_of(world, labels=labels)
-            self.note(f"hindsight: {world.stream.name}{', grown' if grow else ''}, {labels} labels")
+            self.print_progress(f"hindsight: {world.stream.name}{', grown' if grow else ''}, {labels} labels")
             hindsight = curve(replay, loosest, learn=True, audit=audit, grow=grow, seeds=self._curve_seeds())
             self.opinions.save()
-            self.found["curves"].setdefault("evidence", [point.shown() for point in hindsight])
-            self.note(f"{self.given.seeds} orders online")
+            self.found["curves"].setdefault("evidence", [point.as_dict() for point in hindsight])
+            self.print_progress(f"{self.given.seeds} orders online")
             rows += [
                 promise(replay, labels, budget, hindsight, seeds=self.given.seeds, audit=audit, grow=grow)
                 for budget in self.given.budgets
@@ -232,12 +232,12 @@ class Report:
     def domains(self) -> None:
         rows = []
         for stream in self._domains():
-            self.note(f"adaptation: {stream.name}")
-            replay = self.replay_of(embedded(stream, self.encoder, self.folder))
+            self.print_progress(f"adaptation: {stream.name}")
+            replay = self.replay_of(world_of(stream, self.encoder, self.folder))
             rows += adaptation(replay, self.given.budgets, audit=self.given.audit)
         if rows:
             self.found["domains"] = [asdict(row) for row in rows]
-            self.say(
+            self.print_section(
                 "Adaptation to a domain",
                 "Right hits over requests whose intent is in the cache, at the same error of all requests, before and "
                 "after labels from misses of the same domain.",
@@ -252,7 +252,7 @@ class Report:
             thresholds = {budget: ledger.threshold(budget, ledger.growth(1)) for budget in self.given.budgets}
             tallies = {b: traps.tally(pairs, opinions, self.embedder, each) for b, each in thresholds.items()}
             self.found[name] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}
-            self.say(
+            self.print_section(
                 name.capitalize(),
                 "Each pair alone in the cache of a gateway that has seen nothing.",
                 tables.traps(tallies, thresholds),
@@ -261,7 +261,7 @@ class Report:
     def cost(self) -> None:
         found = cost(self.verifier, self.encoder)
         self.found["cost_us"] = asdict(found)
-        self.say("Cost", "p50, one thread, the embedding of the question not counted.", tables.cost(found))
+        self.print_section("Cost", "p50, one thread, the embedding of the question not counted.", tables.cost(found))
 
 
 def main() -> None:

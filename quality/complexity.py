@@ -64,36 +64,38 @@ BRITISH = {
 
 
 def score(prompts: Sequence[str]) -> list[float]:
-    return [each.score for each in judged(_shipped(), prompts)]
+    return [each.score for each in judge_all(_shipped_model(), prompts)]
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> Score:
-    """Trains on rows with `prompt`, `weak`, `strong` and `domain`, and returns the scorer."""
+    """Train on rows with `prompt`, `weak`, `strong` and `domain`, and return the scorer."""
     training = importlib.import_module("training.complexity")  # scikit-learn is in the training environment alone
     encoder, words = OnnxEncoder(MODELS / MODEL, threads=2), training.common_words(MODELS / MODEL)
     rarity = training.Commonness(words)
-    weights = training.trained(training.outcomes(rows, encoder, rarity), training.graded(encoder, rarity), rarity)
+    weights = training.train(
+        training.read_outcomes(rows, encoder, rarity), training.load_graded(encoder, rarity), rarity
+    )
     model = ComplexityModel(weights, encoder.fingerprint)
-    return lambda prompts: [each.score for each in judged((model, encoder), prompts)]
+    return lambda prompts: [each.score for each in judge_all((model, encoder), prompts)]
 
 
-def _shipped() -> tuple[ComplexityModel, OnnxEncoder]:
+def _shipped_model() -> tuple[ComplexityModel, OnnxEncoder]:
     encoder = OnnxEncoder(MODELS / MODEL)
     return ComplexityModel(load_weights(), encoder.fingerprint), encoder
 
 
-def judged(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str]) -> list[ScoredPrompt]:
+def judge_all(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str]) -> list[ScoredPrompt]:
     model, encoder = scorer
 
-    def one(prompt: str) -> ScoredPrompt:
+    def judge(prompt: str) -> ScoredPrompt:
         embedding = encoder.encode([prompt])[0]
         return model.judge(prompt, None, None if embedding.unreadable else embedding.vector)
 
-    return [one(prompt) for prompt in prompts]
+    return [judge(prompt) for prompt in prompts]
 
 
 def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, FloatArray]) -> None:
-    """Prints every pair, and the best single model whose calls cost no more than half of each."""
+    """Print every pair, and the best single model whose calls cost no more than half of each."""
     print("| light -> large | APGR shipped | length | half to the large one is right | always | is right |")
     print("|---|---|---|---|---|---|")
     means = {name: float(right.mean()) for name, right in outcomes.items()}
@@ -117,7 +119,7 @@ def labels_of(prompts: Sequence[ScoredPrompt], worse: FloatArray) -> LabelArrays
 
 
 def show_learned(prompts: Sequence[ScoredPrompt], outcomes: Mapping[str, FloatArray]) -> None:
-    """Prints the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
+    """Print the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
 
     A label is one bit, whether the light answer is worse, as the gateway's audits give it.
     """
@@ -176,7 +178,7 @@ def _times(text: str, draw: random.Random, count: int) -> str:
 
 
 def show_robustness(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str], scores: FloatArray) -> None:
-    """Prints how often a change of the wording leaves the choice at the median threshold as it is."""
+    """Print how often a change of the wording leaves the choice at the median threshold as it is."""
     print("| change | changed prompts | choice unchanged |")
     print("|---|---|---|")
     threshold = float(np.median(scores))
@@ -184,7 +186,7 @@ def show_robustness(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequen
     for name, change in changes(random.Random(0)).items():
         pairs = [(at, change(prompts[at])) for at in sample]
         pairs = [(at, text) for at, text in pairs if text != prompts[at]]
-        found = judged(scorer, [text for _, text in pairs])
+        found = judge_all(scorer, [text for _, text in pairs])
         same = [(p.score > threshold) == (scores[at] > threshold) for p, (at, _) in zip(found, pairs, strict=True)]
         print(f"| {name} | {len(same)} | {np.mean(same):.1%} |")
     print()
@@ -197,8 +199,8 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts, models, right = many_models(arguments.data)
     outcomes = {name: right[:, at] for at, name in enumerate(models)}
-    scorer = _shipped()
-    found = judged(scorer, prompts)
+    scorer = _shipped_model()
+    found = judge_all(scorer, prompts)
     scores = np.array([each.score for each in found])
     show_pairs(scores, np.array([len(prompt) for prompt in prompts], float), outcomes)
     show_robustness(scorer, prompts, scores)

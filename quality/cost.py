@@ -52,7 +52,7 @@ def cost(verifier: Verifier, encoder: TextEncoder) -> Cost:
 
 
 def p50(call: Callable[[], object]) -> float:
-    """Microseconds, after a tenth as many calls to warm up."""
+    """Return microseconds, after a tenth as many calls to warm up."""
     times = []
     for _ in range(ROUNDS + ROUNDS // 10):
         started = time.perf_counter()

@@ -15,15 +15,15 @@ from gateway.ports import Acceptance, Embedder, Judgement, TextEncoder, Verifier
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What a judgement needs of an `Entry`."""
+class StoredQuestion:
+    """The fields of an `Entry` that a judgement needs."""
 
     fingerprint: str
     question: str
     scope: str = ""
 
 
-class Encoded:
+class CachingEmbedder:
     """An `Embedder` without waiting; keeps what it has embedded."""
 
     def __init__(self, encoder: TextEncoder) -> None:
@@ -41,7 +41,7 @@ class Encoded:
 
 
 class Decision:
-    """Of one route with one promise. `entries`: that the neighbours are the nearest of."""
+    """The decision of one route with one promise. `entries`: the size of the cache that the neighbours are from."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Decision:
         self._control = control
         self.entries = 0
 
-    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judgement:
-        """`near`: stored questions with their similarity in [0, 1], most similar first; at least one."""
+    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[StoredQuestion, float]]) -> Judgement:
+        """Judge a question. `near`: stored questions, the most similar first, with their similarity in [0, 1]."""
         embedding = Embedding(vector, 0, False)
         scores = self._scorer.of(
             question, "", embedding, cast(Sequence[NeighbourEntry], near), self._control, self.entries
@@ -67,8 +67,8 @@ class Decision:
         return scores.chosen
 
 
-class Fixed(RouteControl):
-    """A threshold that nobody moves; evidence is gathered as ever."""
+class FixedThreshold(RouteControl):
+    """A threshold that nothing moves. It gathers evidence as a real one does."""
 
     def __init__(self, verifier: Verifier, threshold: float, *, learn: bool = True) -> None:
         super().__init__(verifier.prior, verifier.basis, learn=learn)
@@ -81,8 +81,8 @@ class Fixed(RouteControl):
         return  # what fades with time moves the threshold alone
 
 
-class Frozen(Fixed):
-    """What was learnt before counts, and nothing is added to it."""
+class FrozenEvidence(FixedThreshold):
+    """A fixed threshold with the evidence that it was given. It learns nothing more."""
 
     def learn(self, observation: Observation) -> bool:
         return False

@@ -59,7 +59,7 @@ class Route:
                 yield control.learn(Observation(NO_VECTOR, score, 0.5, label))
 
 
-def drawn(prior: PriorBands, seed: int) -> Route:
+def draw_route(prior: PriorBands, seed: int) -> Route:
     """Return a route that differs from the calibration as the ledger's prior expects."""
     draw = np.random.default_rng(seed)
     shares, rates = np.array(prior, np.float64).T
@@ -68,7 +68,7 @@ def drawn(prior: PriorBands, seed: int) -> Route:
     return Route(prior, 1 / (1 + np.exp(-odds)), rates)
 
 
-def one_score(prior: PriorBands) -> Route:
+def single_score_route(prior: PriorBands) -> Route:
     """Return a route whose neighbours all have the same score, below the threshold; a fifth of them is wrong."""
     band = band_of(0.8)
     return Route(prior, np.full(BANDS, 0.2), np.where(np.arange(BANDS) == band, 0.7, 0.0))
@@ -99,8 +99,8 @@ def main() -> None:
     print(f"limit {LIMIT}; {given.routes} routes")
     for before in given.before:
         for name, routes in (
-            ("one score", [one_score(prior)] * given.routes),
-            ("drawn", [drawn(prior, seed) for seed in range(given.routes)]),
+            ("one score", [single_score_route(prior)] * given.routes),
+            ("drawn", [draw_route(prior, seed) for seed in range(given.routes)]),
         ):
             delays = np.array([delay(route, before, 1000, seed) for seed, route in enumerate(routes)])
             median, p95 = (np.quantile(delays, q, method="higher") for q in (0.5, 0.95))
@@ -109,7 +109,7 @@ def main() -> None:
                 f"within 300: {np.mean(delays <= 300):.0%}",
                 flush=True,
             )
-    alarms = [false_alarms(drawn(prior, seed), given.labels, seed) for seed in range(given.routes)]
+    alarms = [false_alarms(draw_route(prior, seed), given.labels, seed) for seed in range(given.routes)]
     print(f"stationary: {sum(alarms)} alarms in {given.routes * given.labels} labels")
 
 

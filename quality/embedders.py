@@ -25,14 +25,14 @@ from gateway.cache.threshold.ledger import ThresholdLedger
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import Opinion, StoredCandidate, Verifier
 from quality import tables, traps
-from quality.decision import Encoded
+from quality.decision import CachingEmbedder
 
 LANGUAGES = {"de": "German", "es": "Spanish", "zh": "Chinese"}
 ENGLISH = "English"
 
 
-class OfItsLanguages:
-    """A verifier whose second stage is asked only about pairs that it can read."""
+class LanguageFilter:
+    """A verifier that asks its second stage only about pairs that the stage can read."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -54,15 +54,15 @@ class OfItsLanguages:
 
 
 def by_language() -> dict[str, list[traps.Trap]]:
-    """The pairs of the traps, English ones together."""
+    """Return the pairs of the traps by language, with all English ones together."""
     grouped: dict[str, list[traps.Trap]] = {ENGLISH: []}
     for trap in traps.load():
         grouped.setdefault(LANGUAGES.get(trap.kind, ENGLISH), []).append(trap)
     return grouped
 
 
-def auc(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
-    """The share of (same, different) pairs of pairs that the similarity orders rightly."""
+def auc(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
+    """Return the share of (same, different) pairs of pairs that the similarity orders correctly."""
     similar = np.array(
         [embedder.embed_nowait(pair.stored).vector @ embedder.embed_nowait(pair.asked).vector for pair in pairs]
     )
@@ -71,8 +71,8 @@ def auc(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
     return float((above > 0).mean() + (above == 0).mean() / 2)
 
 
-def found(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
-    """The share of wordings whose stored question is the most similar of all stored ones of the language."""
+def recall(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
+    """Return the share of wordings whose stored question is the most similar stored one of the language."""
     stored = list(dict.fromkeys(pair.stored for pair in pairs))
     vectors = np.stack([embedder.embed_nowait(text).vector for text in stored])
     right = [pair for pair in pairs if pair.same]
@@ -80,14 +80,14 @@ def found(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
     return float(np.mean([text == pair.stored for text, pair in zip(near, right, strict=True)]))
 
 
-def read_whole(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
-    """The share of pairs that the model can read."""
+def readable_share(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
+    """Return the share of pairs that the model can read."""
     texts = [(pair.stored, pair.asked) for pair in pairs]
     return float(np.mean([not any(embedder.embed_nowait(text).partial for text in pair) for pair in texts]))
 
 
 def cost_ms(encoder: OnnxEncoder, texts: Sequence[str]) -> float:
-    """The least time of one text of median length, in milliseconds."""
+    """Return the least time of one text of median length, in milliseconds."""
     text = sorted(texts, key=len)[len(texts) // 2]
     times = []
     for _ in range(20):
@@ -100,13 +100,13 @@ def cost_ms(encoder: OnnxEncoder, texts: Sequence[str]) -> float:
 def row(
     language: str, pairs: Sequence[traps.Trap], verifier: Verifier, encoder: OnnxEncoder, thresholds: Iterable[float]
 ) -> list[str]:
-    """The cells of one model and language."""
-    embedder = Encoded(encoder)
+    """Return the cells of one model and language."""
+    embedder = CachingEmbedder(encoder)
     served = [traps.tally(pairs, verifier, embedder, each)[-1] for each in thresholds]
     return [
         f"{language} ({served[0].right} / {served[0].wrong})",
-        tables.share(read_whole(pairs, embedder), 0),
-        tables.share(found(pairs, embedder), 0),
+        tables.share(readable_share(pairs, embedder), 0),
+        tables.share(recall(pairs, embedder), 0),
         f"{auc(pairs, embedder):.2f}",
         *(f"{each.right_served} / {each.wrong_served}" for each in served),
         f"{cost_ms(encoder, [pair.asked for pair in pairs]):.1f}",
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--model-dir", type=Path, default=None, help="folder of the models")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.01, 0.02, 0.05], help="promises")
     given = parser.parse_args()
-    verifier = OfItsLanguages(build_verifier(VerifierConfig(), EmbedderConfig()))
+    verifier = LanguageFilter(build_verifier(VerifierConfig(), EmbedderConfig()))
     thresholds = {each: ThresholdLedger(verifier.prior).threshold(each) for each in given.budgets}
     rows = []
     for name in given.models:

@@ -15,13 +15,13 @@ Flags = NDArray[np.bool_]
 
 
 def windows(wrong: Flags) -> NDArray[np.int64]:
-    """Wrong hits in each WINDOW consecutive requests; a shorter stream is one window."""
+    """Return the wrong hits in each WINDOW consecutive requests; a shorter stream is one window."""
     size = min(WINDOW, len(wrong))
     sums = np.concatenate(([0], np.cumsum(wrong)))
     return np.asarray(sums[size:] - sums[:-size], np.int64) if size else np.zeros(0, np.int64)
 
 
-def share_kept(wrongs: Sequence[Flags], budget: float) -> float:
+def promise_share(wrongs: Sequence[Flags], budget: float) -> float:
     """Return the share of runs whose wrong hits over all requests are at most the promised share."""
     return float(np.mean([wrong.mean() <= budget + 1e-9 for wrong in wrongs]))
 
@@ -31,7 +31,7 @@ def worst(wrongs: Sequence[Flags]) -> int:
 
 
 def hit_rate(served: Flags, wrong: Flags, repeated: Flags) -> float:
-    """Right hits over requests that have an answer in the cache."""
+    """Return the right hits over the requests that have an answer in the cache."""
     return float((served & ~wrong).sum() / max(1, int(repeated.sum())))
 
 
@@ -45,11 +45,11 @@ class Point:
     wrongs: tuple[Flags, ...]
     hit: float = 0.0
 
-    def shown(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float]:
         return {"threshold": round(self.threshold, 3), "served": self.served, "error": self.error, "hit": self.hit}
 
 
-def served_at(curve: Sequence[Point], error: float) -> float | None:
+def served_share_at(curve: Sequence[Point], error: float) -> float | None:
     """Return what fixed thresholds serve at this error over all requests, between the two nearest points."""
     points = sorted((point.error, point.served) for point in curve)
     if not points or error > points[-1][0]:
@@ -64,8 +64,8 @@ def precision_area(curve: Sequence[Point]) -> float:
     return float(np.trapezoid(precisions, ratios))
 
 
-def within(curve: Sequence[Point], budget: float) -> Point | None:
-    """The most that is served with an error over all requests of at most the budget."""
+def best_within(curve: Sequence[Point], budget: float) -> Point | None:
+    """Return the point that serves the most with an error over all requests of at most the budget."""
     return max((p for p in curve if p.error <= budget), key=lambda point: point.served, default=None)
 
 
@@ -73,12 +73,12 @@ def mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def rounded(value: Any) -> Any:
-    """For JSON: floats to six digits, through lists and dicts."""
+def round_floats(value: Any) -> Any:
+    """Round floats to six digits for JSON, through lists and dicts."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: round_floats(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
+        return [round_floats(each) for each in value]
     return value

@@ -46,7 +46,7 @@ LONGEST_S = 900  # of one run; the evaluation's 4,653 requests take 30 to 60 s o
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the gateway is run with."""
+    """The options of the gateway in a run."""
 
     verifier: str
     embedder: str = "onnx"
@@ -54,8 +54,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One run; shares in [0, 1]. `stated`: the gateway's own figure with its interval, None where it knows none."""
+class GatewayResult:
+    """The figures of one run; shares in [0, 1]. `stated`: the gateway's own figure, None if it has none."""
 
     budget: float
     requests: int
@@ -75,8 +75,8 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a client saw of one stream: positions of wrong hits, on raw and on audited labels."""
+class ClientResult:
+    """The results of one stream as a client sees them: positions of wrong hits, on raw and on audited labels."""
 
     requests: int
     hits: int
@@ -88,7 +88,7 @@ class Seen:
 
 @contextmanager
 def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[int, int]]:
-    """-> (data port, admin port) of a gateway that listens."""
+    """Run a gateway and yield its data port and its admin port."""
     policy = POLICY.format(budget=f"{budget * 100:g}", audit=f"{setting.audit * 100:g}")
     with gateway_of(
         CONFIG,
@@ -101,16 +101,16 @@ def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[in
         yield it.port, it.admin
 
 
-def own_run(stream: Stream, audited: Labels, budget: float, setting: Setting) -> Served:
-    """Every question of the stream, in its order, before our own stub."""
-    questions = stream.questions[: stream.asked]
+def run_own_stub(stream: Stream, audited: Labels, budget: float, setting: Setting) -> GatewayResult:
+    """Send every question of the stream, in its order, with our own stub as the endpoint."""
+    questions = stream.questions[: stream.request_count]
     answers = dict(zip(questions, stream.answers, strict=False))
     with stub(answers) as upstream, gateway(upstream.server_address[1], budget, setting) as (port, admin):
         seen = _ask(stream, questions, port, audited)
         return _figures(budget, seen, admin)
 
 
-def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -> Seen:
+def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -> ClientResult:
     client, by_name = Client(port), {name_of(question): at for at, question in enumerate(questions)}
     stored: set[int] = set()
     times: list[float] = []
@@ -133,19 +133,19 @@ def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -
     client.close()
     p50 = 1e3 * median(times) if times else None
     hit = (len(times) - len(wrong)) / max(1, repeated)
-    return Seen(len(questions), len(times), frozenset(wrong), frozenset(read), hit, p50)
+    return ClientResult(len(questions), len(times), frozenset(wrong), frozenset(read), hit, p50)
 
 
-def evaluation_run(
+def run_evaluation(
     folder: Path, stream: Stream, audited: Labels, budget: float, setting: Setting, python: str = sys.executable
-) -> Served:
-    """The evaluation's own `cache_eval.py http --mode stream`, with its own stub, as a child."""
+) -> GatewayResult:
+    """Run the evaluation's own `cache_eval.py http --mode stream`, with its own stub, as a child process."""
     upstream = free_port()
     with tempfile.TemporaryDirectory() as place, gateway(upstream, budget, setting) as (port, admin):
         dump = Path(place) / "wrong.json"
         command = [
             python, str(folder / "cache_eval.py"), "http", "--url", f"http://127.0.0.1:{port}/v1/chat/completions",
-            "--stub-port", str(upstream), "--mode", "stream", "--n", str(stream.asked), "--dump", str(dump),
+            "--stub-port", str(upstream), "--mode", "stream", "--n", str(stream.request_count), "--dump", str(dump),
         ]  # fmt: skip
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=LONGEST_S, check=False)
         if done.returncode != 0:
@@ -153,7 +153,7 @@ def evaluation_run(
         said = json.loads(done.stdout)
         places = {question: at for at, question in enumerate(stream.questions)}
         pairs = [(places[each["asked"]], places[each["served"]]) for each in json.loads(dump.read_text("utf-8"))]
-        seen = Seen(
+        seen = ClientResult(
             requests=said["requests"],
             hits=said["hits"],
             wrong=frozenset(asked for asked, _ in pairs),
@@ -164,7 +164,7 @@ def evaluation_run(
         return _figures(budget, seen, admin)
 
 
-def _figures(budget: float, seen: Seen, admin: int) -> Served:
+def _figures(budget: float, seen: ClientResult, admin: int) -> GatewayResult:
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=30) as response:
         metrics = samples(response.read().decode())
     positions = np.arange(seen.requests)
@@ -172,7 +172,7 @@ def _figures(budget: float, seen: Seen, admin: int) -> Served:
     stated = [total(metrics, f"nearhit_wrong_hit_ratio{end}") for end in ("", "_low", "_high")]
     known = [None if value is None or np.isnan(value) else value for value in stated]
     audits = total(metrics, "nearhit_labels_total", source="audit") or 0.0
-    return Served(
+    return GatewayResult(
         budget=budget,
         requests=seen.requests,
         served=seen.hits / seen.requests,
@@ -192,12 +192,12 @@ def _figures(budget: float, seen: Seen, admin: int) -> Served:
 
 
 def samples(text: str) -> list[tuple[str, dict[str, str], float]]:
-    """(metric, labels, value) of a scrape."""
+    """Return (metric, labels, value) of a scrape."""
     families = text_string_to_metric_families(text)
     return [(each.name, dict(each.labels), float(each.value)) for family in families for each in family.samples]
 
 
 def total(found: Sequence[tuple[str, dict[str, str], float]], name: str, **labels: str) -> float | None:
-    """Of all that have these labels; None where there is none."""
+    """Return the sum of the samples that have these labels; None if there is none."""
     values = [value for metric, its, value in found if metric == name and labels.items() <= its.items()]
     return sum(values) if values else None

@@ -1,7 +1,7 @@
 """Loads the correct labels: those of the stream, and those of people who read pairs again.
 
-`audited.jsonl` names a pair by the hex SHA-256 of its two questions, sorted, with a line end between them, because the
-licence of the texts does not allow to ship them. `python -m quality.labels PAIRS.tsv LABELS.tsv ...` writes it.
+`audited.jsonl` names a pair by the hex SHA-256 of its two questions, sorted, with a line end between them. The licence
+of the texts does not allow to ship them. `python -m quality.labels PAIRS.tsv LABELS.tsv ...` writes the file.
 """
 
 # ruff: noqa: T201 (a command prints)
@@ -23,7 +23,7 @@ def pair_key(a: str, b: str) -> str:
 
 
 def load_audited(path: Path = AUDITED) -> dict[str, bool]:
-    """pair -> whether both ask the same; empty where there is no such file."""
+    """Return whether both questions ask the same, by pair; empty if there is no such file."""
     if not path.exists():
         return {}
     rows = (json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
@@ -39,7 +39,7 @@ class Labels:
         self._known: dict[tuple[int, int], bool] = {}
 
     def same(self, asked: int, stored: int) -> bool:
-        """Whether the answer made for `stored` answers `asked`."""
+        """Return whether the answer made for `stored` answers `asked`."""
         if not self._audited:
             return self._stream.answers[asked] == self._stream.answers[stored]
         known = self._known.get((asked, stored))
@@ -50,8 +50,8 @@ class Labels:
         return known
 
 
-def from_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool]:
-    """`ID a b` and `ID same|different|unclear`, by tabs. Who reads a pair as unclear says nothing about it."""
+def read_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool]:
+    """Read lines of `ID a b` and `ID same|different|unclear`, separated by tabs. An unclear pair has no label."""
     texts: dict[str, str] = {}
     for path in pairs:
         for line in path.read_text("utf-8").splitlines():
@@ -69,7 +69,7 @@ def from_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool
 def main(files: Sequence[str]) -> None:
     paths = [Path(name) for name in files]
     pairs = [path for path in paths if path.name.startswith("pairs")]
-    said = from_tables(pairs, [path for path in paths if path not in pairs])
+    said = read_tables(pairs, [path for path in paths if path not in pairs])
     AUDITED.write_text("".join(json.dumps({"pair": k, "same": v}) + "\n" for k, v in sorted(said.items())))
     print(f"{len(said)} pairs, {sum(said.values())} of them the same")
 

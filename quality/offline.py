@@ -10,8 +10,8 @@ import numpy as np
 
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
 from gateway.cache.threshold.route_control import RouteControl
-from quality.decision import Fixed, Frozen
-from quality.figures import Point, hit_rate, mean, served_at, share_kept, windows, within, worst
+from quality.decision import FixedThreshold, FrozenEvidence
+from quality.figures import Point, best_within, hit_rate, mean, promise_share, served_share_at, windows, worst
 from quality.replay import Replay
 
 CURVE_SEEDS = 2  # runs for each point of a curve: 7,300 windows on the development stream
@@ -21,7 +21,7 @@ LEARNT = 2000  # requests after which a route should spend its promise
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PromiseResult:
     """One budget on one stream, over all seeds. `labels`: raw or audited, to learn from and to count by."""
 
     stream: str
@@ -54,16 +54,18 @@ class Rung:
 
 
 def thresholds(learn: bool) -> Iterator[float]:
-    """Those that the control chooses from, strictest first. Without evidence no score is above 1, and with it next to
-    none above 1.1."""
+    """Yield the thresholds that the control chooses from, the strictest first.
+
+    Without evidence no score is above 1, and with it next to none is above 1.1.
+    """
     return (t for band in range(BANDS, -1, -1) if (t := LOWEST + band * WIDTH) <= (1.1 if learn else 1.0) + 1e-9)
 
 
 def curve(replay: Replay, loosest: float, *, learn: bool, audit: float, grow: bool = False, seeds: int) -> list[Point]:
-    """Served and wrong at each fixed threshold, until more than `loosest` is wrong."""
+    """Return the served and wrong shares at each fixed threshold, until more than `loosest` is wrong."""
     points: list[Point] = []
     for threshold in thresholds(learn):
-        controls = [Fixed(replay.opinions, threshold, learn=learn) for _ in range(seeds)]
+        controls = [FixedThreshold(replay.opinions, threshold, learn=learn) for _ in range(seeds)]
         runs = [replay.play(c, loosest, audit=audit, seed=seed, grow=grow) for seed, c in enumerate(controls)]
         wrongs = tuple(run.wrong(replay.labels) for run in runs)
         served, error = mean([run.served.mean() for run in runs]), mean([wrong.mean() for wrong in wrongs])
@@ -76,8 +78,11 @@ def curve(replay: Replay, loosest: float, *, learn: bool, audit: float, grow: bo
 
 def promise(
     replay: Replay, labels: str, budget: float, hindsight: Sequence[Point], *, seeds: int, audit: float, grow: bool
-) -> Kept:
-    """The control as it is in production, from its prior on, over all seeds. `labels`: the name of the replay's."""
+) -> PromiseResult:
+    """Measure the control as it is in production, from its prior on, over all seeds.
+
+    `labels`: the name of the labels of the replay.
+    """
     verifier = replay.opinions
     runs, covers = [], []
     for seed in range(seeds):
@@ -89,7 +94,7 @@ def promise(
     wrongs = [run.wrong(replay.labels) for run in runs]
     error = float(np.mean([wrong.mean() for wrong in wrongs]))
     hits = sum(int(run.served.sum()) for run in runs)
-    return Kept(
+    return PromiseResult(
         stream=replay.world.stream.name + (", cache grown tenfold" if grow else ""),
         labels=labels,
         budget=budget,
@@ -97,9 +102,9 @@ def promise(
         served=float(np.mean([run.served.mean() for run in runs])),
         error=error,
         later=float(np.mean([wrong[min(LEARNT, len(wrong) // 2) :].mean() for wrong in wrongs])),
-        kept=share_kept(wrongs, budget),
+        kept=promise_share(wrongs, budget),
         worst=worst(wrongs),
-        hindsight=served_at(hindsight, error),
+        hindsight=served_share_at(hindsight, error),
         audited=sum(run.audited for run in runs) / max(1, hits),
         covered=float(np.mean(covers)),
         threshold=median(run.threshold for run in runs),
@@ -107,8 +112,8 @@ def promise(
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
-    """Hit rate on what is left of a stream, at the same error, before and after labels of its domain."""
+class AdaptationResult:
+    """The hit rate on the rest of a stream, at the same error, before and after labels of its domain."""
 
     stream: str
     budget: float
@@ -117,16 +122,21 @@ class Adapted:
     taught: float
 
 
-def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> list[Adapted]:
-    """The first requests are all misses, until they have given LABELS labels; thresholds are those of hindsight."""
-    verifier, total = replay.opinions, replay.world.stream.asked
-    first = next((n for n in range(LABELS, total // 2 + 1, 50) if _taught(replay, n).labels >= LABELS), total // 2)
-    control = _taught(replay, first)
+def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> list[AdaptationResult]:
+    """Measure each budget before and after LABELS labels. Thresholds are those of hindsight.
+
+    The first requests are all misses, until they have given these labels.
+    """
+    verifier, total = replay.opinions, replay.world.stream.request_count
+    first = next(
+        (n for n in range(LABELS, total // 2 + 1, 50) if _trained_control(replay, n).labels >= LABELS), total // 2
+    )
+    control = _trained_control(replay, first)
     curves: list[list[Point]] = []
     for learnt in (None, control.snapshot()):
         points: list[Point] = []
         for threshold in thresholds(learnt is not None):
-            frozen = Frozen(verifier, threshold, learn=learnt is not None)
+            frozen = FrozenEvidence(verifier, threshold, learn=learnt is not None)
             if learnt is not None:
                 frozen.restore(learnt)
             run = replay.play(frozen, max(budgets), audit=audit, seed=1, requests=slice(first, None))
@@ -136,15 +146,18 @@ def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> lis
             if wrong.mean() > max(budgets) * ENOUGH:
                 break
         curves.append(points)
-    pairs = [[within(points, budget) for points in curves] for budget in budgets]
+    pairs = [[best_within(points, budget) for points in curves] for budget in budgets]
     return [
-        Adapted(replay.world.stream.name, budget, control.labels, *(0.0 if p is None else p.hit for p in pair))
+        AdaptationResult(replay.world.stream.name, budget, control.labels, *(0.0 if p is None else p.hit for p in pair))
         for budget, pair in zip(budgets, pairs, strict=True)
     ]
 
 
-def _taught(replay: Replay, requests: int) -> RouteControl:
-    """A control that has seen so many requests and served none of them. At its threshold every neighbour is read."""
-    control = Fixed(replay.opinions, LOWEST)
+def _trained_control(replay: Replay, requests: int) -> RouteControl:
+    """Return a control that has seen that many requests and served none of them.
+
+    At its threshold every neighbour is read.
+    """
+    control = FixedThreshold(replay.opinions, LOWEST)
     replay.play(control, 0.01, seed=1, requests=slice(requests), serve=False)
     return control

@@ -21,11 +21,11 @@ from gateway.cache.links import LEAST_PROBABILITY, MAX_PER_QUESTION
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import Judgement
-from quality.decision import Decision, Encoded, Fixed
+from quality.decision import CachingEmbedder, Decision, FixedThreshold
 from quality.labels import Labels
 from quality.replay import Cache
-from quality.streams import alone, from_evaluation
-from quality.world import Opinions, World, embedded
+from quality.streams import from_evaluation, without_others
+from quality.world import Opinions, World, world_of
 
 AUDITED = 0.05  # share of semantic hits
 
@@ -48,7 +48,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Learned:
+class LearnedPairs:
     """The pairs that a replay has learned. None: off."""
 
     links: dict[int, list[int]] | None
@@ -57,7 +57,7 @@ class Learned:
     reported: float = 0.0  # share of wrong hits that clients report; no fresh answer is fetched for them
 
 
-def drawn(questions: NDArray[np.int64], requests: int, exponent: float, seed: int) -> NDArray[np.int64]:
+def draw_requests(questions: NDArray[np.int64], requests: int, exponent: float, seed: int) -> NDArray[np.int64]:
     """Return requests for questions whose popularity follows a power law. `requests` 0: each question once."""
     draw = np.random.default_rng(seed)
     questions = draw.permutation(questions)
@@ -70,12 +70,14 @@ def drawn(questions: NDArray[np.int64], requests: int, exponent: float, seed: in
 class Recurrence:
     """One stream and one threshold. `lifetime`: requests for which an answer is fresh."""
 
-    def __init__(self, world: World, opinions: Opinions, embedder: Encoded, labels: Labels, lifetime: int) -> None:
+    def __init__(
+        self, world: World, opinions: Opinions, embedder: CachingEmbedder, labels: Labels, lifetime: int
+    ) -> None:
         self._world, self._opinions, self._embedder, self._labels = world, opinions, embedder, labels
         self._lifetime = lifetime
 
-    async def play(self, asked: NDArray[np.int64], threshold: float, learned: Learned, seed: int) -> Outcome:
-        control = Fixed(self._opinions, threshold, learn=False)
+    async def play(self, asked: NDArray[np.int64], threshold: float, learned: LearnedPairs, seed: int) -> Outcome:
+        control = FixedThreshold(self._opinions, threshold, learn=False)
         decision = Decision(self._opinions, self._embedder, control, 0.01, learned.decoys)
         until, outcome = np.full(len(self._world.stored), -1), Outcome(len(asked))
         draws = np.random.default_rng(seed).random((len(asked), 2))  # the same in each row of the table
@@ -83,7 +85,7 @@ class Recurrence:
             if until[request] > step:
                 outcome.exact += 1
                 continue
-            linked = self._linked(learned, request, until > step)
+            linked = self._linked_entry(learned, request, until > step)
             if linked is not None:
                 right = self._labels.same(request, linked)
                 outcome.semantic, outcome.links = outcome.semantic + 1, outcome.links + 1
@@ -113,20 +115,20 @@ class Recurrence:
                     self._learn(learned, request, entry, chosen, right=right)
         return outcome
 
-    def _linked(self, learned: Learned, request: int, fresh: NDArray[np.bool_]) -> int | None:
+    def _linked_entry(self, learned: LearnedPairs, request: int, fresh: NDArray[np.bool_]) -> int | None:
         """Return a fresh entry that is linked to the question."""
         entries = [] if learned.links is None else learned.links.get(request, [])
         return next((each for each in entries if fresh[each] and (request, each) not in learned.wrong), None)
 
     async def _look_up(
-        self, decision: Decision, request: int, fresh: NDArray[np.bool_], learned: Learned
+        self, decision: Decision, request: int, fresh: NDArray[np.bool_], learned: LearnedPairs
     ) -> Judgement | None:
         world = self._world
         found = Cache(world, fresh, set()).near(request, self._opinions.floor)
         near = [each for each in found if (request, int(each[0].fingerprint)) not in learned.wrong]
         return await decision.judge(world.stream.questions[request], world.vectors[request], near) if near else None
 
-    def _learn(self, learned: Learned, request: int, entry: int, chosen: Judgement | None, *, right: bool) -> None:
+    def _learn(self, learned: LearnedPairs, request: int, entry: int, chosen: Judgement | None, *, right: bool) -> None:
         if not right:
             if chosen is None or chosen.reason is None:  # a hit, which an audit refutes
                 learned.wrong.add((request, entry))
@@ -150,12 +152,12 @@ def main() -> None:
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.6, 0.5, 0.4])
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
-    stream = alone(from_evaluation(given.eval.absolute(), 5000))
+    stream = without_others(from_evaluation(given.eval.absolute(), 5000))
     encoder = build_encoder(EmbedderConfig(adapter="onnx", threads=1))
     opinions = Opinions(build_verifier(VerifierConfig(), EmbedderConfig()), given.folder, encoder.fingerprint)
-    world, labels = embedded(stream, encoder, given.folder), Labels(stream, {})
-    replay = Recurrence(world, opinions, Encoded(encoder), labels, given.lifetime)
-    answers = np.array(stream.answers[: stream.asked])
+    world, labels = world_of(stream, encoder, given.folder), Labels(stream, {})
+    replay = Recurrence(world, opinions, CachingEmbedder(encoder), labels, given.lifetime)
+    answers = np.array(stream.answers[: stream.request_count])
     alike = np.bincount(answers)[answers]
     questions = np.flatnonzero(alike > given.reworded)
     print(
@@ -163,8 +165,8 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for threshold, seed, links, decoys in product(given.thresholds, range(given.seeds), (False, True), (False, True)):
-        asked = drawn(questions, given.requests, given.exponent, seed)
-        learned = Learned({} if links else None, Decoys() if decoys else None, reported=given.reported)
+        asked = draw_requests(questions, given.requests, given.exponent, seed)
+        learned = LearnedPairs({} if links else None, Decoys() if decoys else None, reported=given.reported)
         outcome = asyncio.run(replay.play(asked, threshold, learned, seed))
         print(f"| {threshold} | {links} | {decoys} | {seed} | {outcome.row()} |", flush=True)
         opinions.save()

@@ -16,7 +16,7 @@ from gateway.cache.judgement import MAX_CANDIDATES, observation_of
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.ports import Acceptance, Embedder, Judgement
-from quality.decision import Decision, Stored
+from quality.decision import Decision, StoredQuestion
 from quality.labels import Labels
 from quality.streams import order
 from quality.world import Opinions, World
@@ -53,7 +53,7 @@ class Cache:
     held: NDArray[np.bool_]
     answers: set[int]
 
-    def near(self, request: int, floor: float) -> list[tuple[Stored, float]]:
+    def near(self, request: int, floor: float) -> list[tuple[StoredQuestion, float]]:
         found, similarities = self.world.near[request], self.world.similarities[request]
         inside = np.flatnonzero(self.held[found])[:MAX_CANDIDATES]
         return [(self.world.stored[found[at]], float(similarities[at])) for at in inside if similarities[at] >= floor]
@@ -81,8 +81,10 @@ class Replay:
         requests: slice = slice(None),
         serve: bool = True,
     ) -> Run:
-        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN. `serve`: False: whatever
-        is not the same words is a miss."""
+        """Replay the requests. `audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN.
+
+        `serve`: if False, only equal words are a hit.
+        """
         asked = order(self.world.stream, seed)[requests]
         return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow, serve))
 
@@ -98,7 +100,7 @@ class Replay:
     ) -> Run:
         decision = Decision(self.opinions, self._embedder, control, budget)
         cache = Cache(self.world, np.zeros(len(self.world.stored), bool), set())
-        fill = Filling(self.world, len(asked), draw) if grow else None
+        fill = CacheFiller(self.world, len(asked), draw) if grow else None
         stored, repeated, audited = np.full(len(asked), -1), np.zeros(len(asked), bool), 0
         for step, request in enumerate(map(int, asked)):
             control.advance(step + 1)
@@ -111,7 +113,7 @@ class Replay:
                 control.met(chosen.score, decision.entries)
             if chosen is not None and chosen.reason is None and (serve or chosen.verbatim):
                 stored[step] = int(chosen.entry.fingerprint)
-                if self._served(request, chosen, control, audit, draw):
+                if self._audit(request, chosen, control, audit, draw):
                     audited += 1
                     cache.add(request)  # the audit's fresh answer is stored as any other
             else:
@@ -131,10 +133,10 @@ class Replay:
     def _label(self, request: int, chosen: Judgement) -> Label:
         return Label.RIGHT if self.labels.same(request, int(chosen.entry.fingerprint)) else Label.WRONG
 
-    def _served(
+    def _audit(
         self, request: int, chosen: Judgement, control: RouteControl, audit: float, draw: np.random.Generator
     ) -> bool:
-        """Whether the hit was audited."""
+        """Return whether the hit was audited."""
         control.hit()
         chance = control.audit_chance(chosen.score, audit)
         if draw.random() >= chance:
@@ -146,11 +148,11 @@ class Replay:
         return True
 
 
-class Filling:
-    """Puts questions that nobody asks into the cache, as many at each request, until it is GROWN times as large."""
+class CacheFiller:
+    """Adds questions that nobody asks to the cache, evenly over the requests, until it is GROWN times as large."""
 
     def __init__(self, world: World, requests: int, draw: np.random.Generator) -> None:
-        self._others = draw.permutation(np.arange(world.stream.asked, len(world.stream.questions)))
+        self._others = draw.permutation(np.arange(world.stream.request_count, len(world.stream.questions)))
         self._start, self._end = min(GROWS_FROM, requests // 4), min(GROWS_TO, requests // 2)
         self._wanted = 0
 

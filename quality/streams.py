@@ -39,25 +39,25 @@ class Stream:
     parts: tuple[int, ...]
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         return sum(self.parts)
 
     @property
     def repeats(self) -> float:
-        """What a perfect cache would serve, as a share of all requests."""
-        return 1 - len(set(self.answers[: self.asked])) / max(1, self.asked)
+        """The share of all requests that a perfect cache would serve."""
+        return 1 - len(set(self.answers[: self.request_count])) / max(1, self.request_count)
 
 
 def order(stream: Stream, seed: int) -> NDArray[np.int64]:
-    """The requests: with seed 0 as the stream has them, otherwise shuffled within each part."""
+    """Return the requests. Seed 0 keeps the order of the stream; other seeds shuffle each part."""
     if seed == 0:
-        return np.arange(stream.asked)
+        return np.arange(stream.request_count)
     draw, starts = np.random.default_rng(seed), np.cumsum((0, *stream.parts))
     return np.concatenate([draw.permutation(np.arange(a, b)) for a, b in pairwise(starts)])
 
 
 def stream_of(name: str, rows: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]] = ()) -> Stream:
-    """From (question, answer) rows; a question that comes again is left out."""
+    """Make a stream of (question, answer) rows. A question that comes again is left out."""
     asked = _first(rows)
     rest = {question: answer for question, answer in _first(others).items() if question not in asked}
     numbers: dict[str, int] = {}
@@ -73,26 +73,28 @@ def _first(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def joined(first: Stream, second: Stream) -> Stream:
-    """All that is asked of the first, then all of the second: a change of domain."""
-    rows = [(q, f"0 {a}") for q, a in zip(first.questions, first.answers, strict=True)][: first.asked]
+def join(first: Stream, second: Stream) -> Stream:
+    """Return all requests of the first stream, then all of the second: a change of domain."""
+    rows = [(q, f"0 {a}") for q, a in zip(first.questions, first.answers, strict=True)][: first.request_count]
     known = {question for question, _ in rows}
     added = [
         (q, f"1 {a}")
-        for q, a in list(zip(second.questions, second.answers, strict=True))[: second.asked]
+        for q, a in list(zip(second.questions, second.answers, strict=True))[: second.request_count]
         if q not in known
     ]
     whole = stream_of(f"{first.name}, then {second.name}", [*rows, *added])
-    return Stream(whole.name, whole.questions, whole.answers, (first.asked, len(added)))
+    return Stream(whole.name, whole.questions, whole.answers, (first.request_count, len(added)))
 
 
-def alone(stream: Stream) -> Stream:
-    """Without the questions that are never asked."""
-    return Stream(stream.name, stream.questions[: stream.asked], stream.answers[: stream.asked], stream.parts)
+def without_others(stream: Stream) -> Stream:
+    """Return the stream without the questions that are never asked."""
+    return Stream(
+        stream.name, stream.questions[: stream.request_count], stream.answers[: stream.request_count], stream.parts
+    )
 
 
 def from_evaluation(folder: Path, limit: int) -> Stream:
-    """The stream of the folder's own tools, in its order; what fills a growing cache comes from its other splits."""
+    """Return the stream of the folder's own tools, in its order. A growing cache is filled from other splits."""
     sys.path.insert(0, str(folder))
     try:
         tools: Any = importlib.import_module("evaldata")
@@ -105,9 +107,9 @@ def from_evaluation(folder: Path, limit: int) -> Stream:
 
 
 def from_pairs(path: Path, limit: int) -> Stream:
-    """Own pairs, one `{"a": ..., "b": ..., "y": 0 | 1}` a line: what y = 1 links, directly or not, asks the same.
+    """Read pairs, one `{"a": ..., "b": ..., "y": 0 | 1}` a line. Questions that y = 1 links ask the same.
 
-    Raises ValueError with file and line.
+    Raise ValueError with file and line.
     """
     parents: dict[str, str] = {}
 
@@ -141,7 +143,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str, bool]]:
 
 
 def from_wordings(limit: int, folder: Path = WORDINGS) -> Stream:
-    """Hand-written wordings and their near-misses. The verifier was trained on them: its figures here flatter."""
+    """Read hand-written wordings and their near-misses. They trained the verifier, so its figures here flatter."""
     groups = [
         json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()
     ]
@@ -157,20 +159,20 @@ def from_wordings(limit: int, folder: Path = WORDINGS) -> Stream:
 
 
 def intents(folder: Path) -> list[Stream]:
-    """banking77's and clinc150's test sets; all questions of an intent count as the same."""
+    """Return the test sets of banking77 and clinc150; all questions of an intent count as the same."""
     draw, found = random.Random(5), []
     if (folder / BANKING).exists():
         with (folder / BANKING).open(encoding="utf-8", newline="") as file:
             found.append(
-                _shuffled("banking77", [(r["text"].strip(), r["category"]) for r in csv.DictReader(file)], draw)
+                _shuffle("banking77", [(r["text"].strip(), r["category"]) for r in csv.DictReader(file)], draw)
             )
     if (folder / CLINC).exists():
         said = json.loads((folder / CLINC).read_text("utf-8"))
-        found.append(_shuffled("clinc150", [(text, intent) for text, intent in said["test"]], draw))
+        found.append(_shuffle("clinc150", [(text, intent) for text, intent in said["test"]], draw))
     return found
 
 
-def _shuffled(name: str, rows: Sequence[tuple[str, str]], draw: random.Random) -> Stream:
+def _shuffle(name: str, rows: Sequence[tuple[str, str]], draw: random.Random) -> Stream:
     mixed = list(rows)
     draw.shuffle(mixed)
     return stream_of(name, mixed)

@@ -33,7 +33,7 @@ def answer_of(number: int) -> str:
 
 @contextmanager
 def stub(answers: Mapping[str, int]) -> Iterator[ThreadingHTTPServer]:
-    """Serves on a free port of this machine; `calls` of the server counts what it answered."""
+    """Serve on a free port of this machine. `calls` of the server counts its answers."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -78,7 +78,7 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def ask(self, question: str) -> tuple[str, str]:
-        """-> (the answer, the name of the question that it was made for)."""
+        """Return the answer, and the name of the question that it was made for."""
         body = {"model": "stub", "temperature": 0, "messages": [{"role": "user", "content": question}]}
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", "/v1/chat/completions", json.dumps(body).encode(), headers)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from quality.cost import Cost
 from quality.figures import WINDOW
-from quality.http_run import Served
-from quality.offline import LEARNT, Adapted, Kept, Rung
+from quality.http_run import GatewayResult
+from quality.offline import LEARNT, AdaptationResult, PromiseResult, Rung
 from quality.traps import Tally
 
 
@@ -20,17 +20,17 @@ def share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 
-def promised(budget: float) -> str:
+def percent(budget: float) -> str:
     return f"{100 * budget:g} %"
 
 
-def both(raw: float, audited: float, digits: int = 2) -> str:
-    """Raw labels, then audited ones."""
+def raw_and_audited(raw: float, audited: float, digits: int = 2) -> str:
+    """Format the figure by raw labels, then by audited ones."""
     return f"{100 * raw:.{digits}f} / {100 * audited:.{digits}f} %"
 
 
 def traps(tallies: dict[float, list[Tally]], thresholds: dict[float, float]) -> str:
-    columns = ["pairs", *(f"{promised(budget)} (score {thresholds[budget]:.2f})" for budget in tallies)]
+    columns = ["pairs", *(f"{percent(budget)} (score {thresholds[budget]:.2f})" for budget in tallies)]
     rows = []
     for at, first in enumerate(next(iter(tallies.values()), [])):
         cells = [group[at] for group in tallies.values()]
@@ -40,7 +40,7 @@ def traps(tallies: dict[float, list[Tally]], thresholds: dict[float, float]) -> 
     return table(columns, rows)
 
 
-def gateway(runs: Sequence[Served]) -> str:
+def gateway(runs: Sequence[GatewayResult]) -> str:
     columns = (
         "promise", "served", "error of all (raw / audited)", "wrong of served", "hits right", "hit rate",
         "p50 of hits", f"worst {WINDOW} (raw / audited)", "the gateway says", "hits audited", "second opinions",
@@ -48,12 +48,12 @@ def gateway(runs: Sequence[Served]) -> str:
     return table(columns, [_gateway_row(run) for run in runs])
 
 
-def _gateway_row(run: Served) -> list[str]:
+def _gateway_row(run: GatewayResult) -> list[str]:
     interval = f"{share(run.stated_low, 2)} to {share(run.stated_high, 2)}"
     return [
-        promised(run.budget),
+        percent(run.budget),
         share(run.served),
-        both(run.error, run.error_audited),
+        raw_and_audited(run.error, run.error_audited),
         share(run.wrong_of_served),
         share(1 - run.wrong_of_served),
         share(run.hit),
@@ -65,7 +65,7 @@ def _gateway_row(run: Served) -> list[str]:
     ]
 
 
-def replays(rows: Sequence[Kept]) -> str:
+def replays(rows: Sequence[PromiseResult]) -> str:
     columns = (
         "stream", "labels", "promise", "served", "of hindsight", "error of all", f"after {LEARNT} requests",
         "orders kept", f"worst {WINDOW}", "hits audited", "interval holds",
@@ -73,12 +73,12 @@ def replays(rows: Sequence[Kept]) -> str:
     return table(columns, [_replay_row(row) for row in rows])
 
 
-def _replay_row(row: Kept) -> list[str]:
+def _replay_row(row: PromiseResult) -> list[str]:
     hindsight = "-" if row.hindsight is None else f"{share(row.relative, 0)} of {share(row.hindsight)}"
     return [
         row.stream,
         row.labels,
-        promised(row.budget),
+        percent(row.budget),
         share(row.served),
         hindsight,
         share(row.error, 2),
@@ -91,14 +91,14 @@ def _replay_row(row: Kept) -> list[str]:
 
 
 def ladder(rungs: Sequence[Rung], budgets: Sequence[float]) -> str:
-    columns = ("score", "labels", *(f"at {promised(budget)}" for budget in budgets), "P-CHR AUC")
+    columns = ("score", "labels", *(f"at {percent(budget)}" for budget in budgets), "P-CHR AUC")
     rows = [[r.score, r.labels, *(share(served) for served in r.served), f"{r.area:.3f}"] for r in rungs]
     return table(columns, rows)
 
 
-def adaptation(rows: Sequence[Adapted]) -> str:
+def adaptation(rows: Sequence[AdaptationResult]) -> str:
     columns = ("intents", "error of all", "hit rate cold", "hit rate taught", "labels")
-    cells = [[r.stream, promised(r.budget), share(r.cold), share(r.taught), str(r.labels)] for r in rows]
+    cells = [[r.stream, percent(r.budget), share(r.cold), share(r.taught), str(r.labels)] for r in rows]
     return table(columns, cells)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.ports import Embedder, Verifier
-from quality.decision import Decision, Fixed, Stored
+from quality.decision import Decision, FixedThreshold, StoredQuestion
 
 FOLDER = Path(__file__).parents[1] / "tests" / "quality"
 FILES = ("traps.jsonl", "languages.jsonl")
@@ -34,7 +34,7 @@ class Tally:
 
 
 def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
-    """Every pair of the files that are there, and the everyday pairs of an evaluation folder."""
+    """Return every pair of the files that exist, and the everyday pairs of an evaluation folder."""
     lines = (
         line for name in FILES if (folder / name).exists() for line in (folder / name).read_text("utf-8").splitlines()
     )
@@ -48,15 +48,15 @@ def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
 
 
 def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, threshold: float) -> list[Tally]:
-    """By kind, in the order of the files, and all together."""
-    decision = Decision(verifier, embedder, Fixed(verifier, threshold, learn=False), 0.0)
-    served = asyncio.run(_served(traps, decision, embedder, verifier.floor))
+    """Return the tallies by kind, in the order of the files, and then the one of all pairs."""
+    decision = Decision(verifier, embedder, FixedThreshold(verifier, threshold, learn=False), 0.0)
+    served = asyncio.run(_is_served(traps, decision, embedder, verifier.floor))
     kinds = list(dict.fromkeys(trap.kind for trap in traps))
     return [_tally(kind, traps, served) for kind in (*kinds, "all")]
 
 
-async def _served(traps: Sequence[Trap], decision: Decision, embedder: Embedder, floor: float) -> list[bool]:
-    """As the gateway decides where this one question is stored and nothing was learnt near it."""
+async def _is_served(traps: Sequence[Trap], decision: Decision, embedder: Embedder, floor: float) -> list[bool]:
+    """Return whether a gateway serves the pair if it stores this one question and has learnt nothing."""
     found = []
     for trap in traps:
         embedded, by = await embedder.embed(trap.stored), await embedder.embed(trap.asked)
@@ -65,7 +65,7 @@ async def _served(traps: Sequence[Trap], decision: Decision, embedder: Embedder,
         if similarity < floor or embedded.partial or by.partial:
             found.append(False)  # not looked up, or not worth reading
             continue
-        judged = await decision.judge(trap.asked, asked, [(Stored("", trap.stored), similarity)])
+        judged = await decision.judge(trap.asked, asked, [(StoredQuestion("", trap.stored), similarity)])
         found.append(judged.reason is None)
     return found
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gateway.cache.threshold.ledger import BANDS
 from gateway.messages import Refusal
 from gateway.ports import Opinion, StoredCandidate, TextEncoder, Verifier
-from quality.decision import Stored
+from quality.decision import StoredQuestion
 from quality.streams import Stream
 
 BLOCK = 1000  # rows of the matrix of similarities at a time
@@ -22,8 +22,8 @@ Row = tuple[float, float, str | None, str | None, float | None, float, float]
 GATEWAY = Path(__file__).parents[1] / "gateway"
 
 
-class Plain:
-    """The similarity, and nothing else: what a verifier is held against."""
+class SimilarityVerifier:
+    """A verifier that gives the similarity and nothing else, for comparison with others."""
 
     basis = "similarity"
     floor = 0.6
@@ -43,8 +43,7 @@ class Plain:
 
 
 def verifier_key(verifier: Verifier, encoder: str) -> str:
-    """Names the verifier, its code and its weights, and the encoder, whose similarities its scores begin with: opinions
-    of others are not used again."""
+    """Return a name of the verifier, its code, its weights and its encoder. Other opinions are not used again."""
     cache = GATEWAY / "cache"
     sources = [*cache.glob("*.py"), *cache.glob("features/*.py"), *cache.glob("weights/*")]
     sources += GATEWAY.glob("adapters/onnx/cross*.py")
@@ -121,11 +120,11 @@ class World:
     def __init__(self, stream: Stream, vectors: NDArray[np.float32]) -> None:
         self.stream = stream
         self.vectors = [row for row in vectors]  # noqa: C416 (rows that keep their identity)
-        self.stored = [Stored(str(number), text) for number, text in enumerate(stream.questions)]
+        self.stored = [StoredQuestion(str(number), text) for number, text in enumerate(stream.questions)]
         self.near: list[NDArray[np.int32]] = []
         self.similarities: list[NDArray[np.float32]] = []
-        for start in range(0, stream.asked, BLOCK):
-            block = vectors[start : min(start + BLOCK, stream.asked)] @ vectors.T
+        for start in range(0, stream.request_count, BLOCK):
+            block = vectors[start : min(start + BLOCK, stream.request_count)] @ vectors.T
             for at, row in enumerate(block):
                 row[start + at] = -1.0  # not itself
                 found = np.flatnonzero(row >= LOWEST_SIMILARITY)
@@ -134,8 +133,8 @@ class World:
                 self.similarities.append(np.minimum(row[found], 1.0))
 
 
-def embedded(stream: Stream, encoder: TextEncoder, folder: Path | None) -> World:
-    """With the vectors of the last run, where it was over the same texts and the same model."""
+def world_of(stream: Stream, encoder: TextEncoder, folder: Path | None) -> World:
+    """Return the world of a stream. It reads the vectors of an earlier run with the same texts and the same model."""
     named = "\0".join((encoder.fingerprint, *stream.questions)).encode("utf-8", "surrogatepass")
     path = folder / f"vectors-{hashlib.sha256(named).hexdigest()[:16]}.npy" if folder is not None else None
     if path is not None and path.exists():

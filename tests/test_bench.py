@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import chosen
+from bench.__main__ import choose_rows
 from bench.certificates import ServerCertificate
 from bench.load import Load
-from bench.report import Measured
+from bench.report import Measurements
 from bench.rows import BURST, FIXED, PROXY, RELAYED, ROWS, Mark
 from bench.servers import frames
 from bench.settings import (
@@ -19,10 +19,10 @@ from bench.settings import (
     MISS,
     SEMANTIC,
     TWIN,
-    Around,
     Bench,
+    CpuTime,
     Setting,
-    Spent,
+    Surroundings,
     documents,
     settings,
     write_page,
@@ -47,12 +47,12 @@ def load(cpu_us: float) -> Load:
     ],
 )
 def test_a_mark_is_reached_held_or_missed(mark: Mark, figure: float, says: str) -> None:
-    assert mark.met(figure) == says
+    assert mark.verdict(figure) == says
 
 
 def test_bare_servers_are_measured_beside_any_row() -> None:
-    assert [row.name for row in chosen(["exact hit"])] == [FIXED, PROXY, "exact hit"]
-    assert [row.name for row in chosen(["live stream relayed"])] == [
+    assert [row.name for row in choose_rows(["exact hit"])] == [FIXED, PROXY, "exact hit"]
+    assert [row.name for row in choose_rows(["live stream relayed"])] == [
         FIXED,
         PROXY,
         BURST,
@@ -62,11 +62,11 @@ def test_bare_servers_are_measured_beside_any_row() -> None:
 
 
 def test_a_row_shows_the_median_ratio_of_its_rounds_and_its_mark() -> None:
-    measured = Measured(["this", "before"])
+    measured = Measurements(["this", "before"])
     for floor, ours, theirs in ((100, 60, 120), (50, 60, 60), (100, 70, 140)):
-        measured.note(FIXED, "", 1, load(floor))
-        measured.note("exact hit", "this", 1, load(ours))
-        measured.note("exact hit", "before", 1, load(theirs))
+        measured.add(FIXED, "", 1, load(floor))
+        measured.add("exact hit", "this", 1, load(ours))
+        measured.add("exact hit", "before", 1, load(theirs))
     lines = measured.lines()
     (ours,) = (line for line in lines if line.startswith("exact hit @this"))
     assert ours.split()[6:8] == ["0.70", "0.60-1.20"]
@@ -75,13 +75,13 @@ def test_a_row_shows_the_median_ratio_of_its_rounds_and_its_mark() -> None:
 
 
 def test_a_row_with_all_on_is_compared_with_the_row_with_less() -> None:
-    measured = Measured(["this"])
+    measured = Measurements(["this"])
     for less, more in ((100, 110), (50, 70), (100, 120)):
-        measured.note("exact hit", "this", 1, load(less))
-        measured.note("exact hit, all on", "this", 1, load(more))
+        measured.add("exact hit", "this", 1, load(less))
+        measured.add("exact hit, all on", "this", 1, load(more))
     (ours,) = (line for line in measured.lines() if line.startswith("exact hit, all on"))
     assert ours.endswith("x the row with less on 1.20: held")
-    assert "exact hit" in [row.name for row in chosen(["exact hit, all on"])]
+    assert "exact hit" in [row.name for row in choose_rows(["exact hit, all on"])]
 
 
 def test_streams_have_as_many_events_as_their_rows_say() -> None:
@@ -90,7 +90,7 @@ def test_streams_have_as_many_events_as_their_rows_say() -> None:
 
 STUB = "http://127.0.0.1:7000"
 CERTIFICATE = ServerCertificate({"certificate": "tls.crt", "key": "tls.key"}, ssl.create_default_context())
-AROUND = Around(STUB, "http://127.0.0.1:7001", "redis://127.0.0.1:7002/0", CERTIFICATE)
+AROUND = Surroundings(STUB, "http://127.0.0.1:7001", "redis://127.0.0.1:7002/0", CERTIFICATE)
 ALL = settings(AROUND)
 
 
@@ -109,8 +109,8 @@ def test_only_the_base_lines_are_alike() -> None:
 
 def test_a_setting_is_compared_with_the_mean_of_both_base_lines(tmp_path: Path) -> None:
     bench = Bench({}, rounds=1)
-    bench._note(EXACT, {BASE: Spent(90, 90), "x": Spent(150, 150), TWIN: Spent(110, 110)})
-    bench._note(MISS, {BASE: Spent(4000, 400), TWIN: Spent(4000, 400), "x": Spent(5000, 800)})
+    bench._record(EXACT, {BASE: CpuTime(90, 90), "x": CpuTime(150, 150), TWIN: CpuTime(110, 110)})
+    bench._record(MISS, {BASE: CpuTime(4000, 400), TWIN: CpuTime(4000, 400), "x": CpuTime(5000, 800)})
     bench.skipped["x", SEMANTIC] = "no answer"
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- settings table -->\nold\n<!-- end -->\nafter\n")

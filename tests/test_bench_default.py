@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.default import Pool, Sizes, asked_as, write_page
-from bench.default_gateway import METRIC, NO_EXTRAS, all_on, embedded, serve_options, tokens
+from bench.default import Pool, Sizes, requests_of, write_page
+from bench.default_gateway import METRIC, NO_EXTRAS, all_on, embedded_text, serve_options, token_counter
 from bench.default_table import (
     ALL_ON,
     BARE,
@@ -27,14 +27,14 @@ from bench.default_table import (
     SEMANTIC,
     STREAM,
     Cell,
-    Measured,
+    Measurements,
     Window,
 )
 from bench.encoder_load import CALM, LOADED, Phase, requests, verdicts
-from bench.prompts import LENGTHS, PLAIN_UP_TO, SHARED, Group, Prompt, Written, body, far_of, groups_of
+from bench.prompts import LENGTHS, PLAIN_UP_TO, SHARED, Group, Prompt, Wordings, body, far_of, groups_of
 from bench.servers import NUMBER, numbered_answer
 from bench.servers import STREAM as ASKS_FOR_STREAM
-from bench.stages import EMBED, LEARN, REST, STAGES, STORE, VERIFY, Samples, Staged, stage_of
+from bench.stages import EMBED, LEARN, REST, STAGES, STORE, VERIFY, Samples, StageCosts, stage_of
 from gateway.config.load import load_config
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.single_backend import POLICY
@@ -50,7 +50,7 @@ def test_a_quick_run_measures_every_kind_on_its_path(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "figures.json").read_text())
     cells = {(cell["kind"], cell["system"], cell["connections"]): cell["median"] for cell in said["cells"]}
     assert cells.keys() == {
-        (kind, system, crowd) for kind in KINDS for system in (False, True) for crowd in (ONE, MANY)
+        (kind, system, connections) for kind in KINDS for system in (False, True) for connections in (ONE, MANY)
     }
     assert all(each["cpu_us"] > 0 and each["x_bare"] > 0 and each["x_embedding"] > 0 for each in cells.values())
     for kind in (EXACT, FAR, STREAM):
@@ -65,13 +65,13 @@ def test_a_quick_run_measures_every_kind_on_its_path(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def written() -> list[Written]:
-    return [Written(group.same, group.other) for group in groups()]
+def written() -> list[Wordings]:
+    return [Wordings(group.same, group.other) for group in groups()]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_prompts_have_their_length_and_paraphrases_the_same_rest(length: int, written: list[Written]) -> None:
-    read, draw = tokens(), random.Random(1)
+def test_prompts_have_their_length_and_paraphrases_the_same_rest(length: int, written: list[Wordings]) -> None:
+    read, draw = token_counter(), random.Random(1)
     some = list(islice(groups_of(written, length, read, draw), 20))
     far = list(islice(far_of(written, length, read, draw), 20))
     assert len(some) == len(far) == 20
@@ -84,7 +84,7 @@ def test_prompts_have_their_length_and_paraphrases_the_same_rest(length: int, wr
     if length >= SHARED:
         contexts = {group.stored.text.partition("\n")[2] for group in some}
         assert len(contexts) == 1
-        assert all(read(embedded(group.stored)) <= 2 * PLAIN_UP_TO for group in some)
+        assert all(read(embedded_text(group.stored)) <= 2 * PLAIN_UP_TO for group in some)
     assert not {prompt.number for prompt in far} & {
         each.number for group in some for each in (group.stored, group.near)
     }
@@ -95,7 +95,7 @@ def test_the_endpoint_answers_by_number() -> None:
     found = NUMBER.search(asked)
     assert found and int(found[1]) == 41 and ASKS_FOR_STREAM.search(asked)
     assert numbered_answer(41) != numbered_answer(42)
-    first, second = (asked_as([Prompt("How?", 1)], scene)[0] for scene in (1, 2))
+    first, second = (requests_of([Prompt("How?", 1)], scene)[0] for scene in (1, 2))
     assert b'"n": 1000001' in first and b'"n": 2000001' in second
     assert b"Bearer scene-1\r\n" in first
 
@@ -104,7 +104,7 @@ def test_no_two_windows_ask_the_same_question() -> None:
     sizes = Sizes(one=4, many=12, streams=6)
     prompts = [Prompt(str(number), number) for number in range(200)]
     pool = Pool([Group(*prompts[at : at + 3]) for at in range(0, 60, 3)], 16, prompts[100:])
-    asked = [pool.asked(kind, crowd, sizes) for kind in (SEMANTIC, NEAR, FAR, STREAM) for crowd in (ONE, MANY)]
+    asked = [pool.prompts(kind, count, sizes) for kind in (SEMANTIC, NEAR, FAR, STREAM) for count in (ONE, MANY)]
     assert [len(each) for each in asked] == [4, 12, 4, 12, 4, 12, 2, 6]
     assert len({prompt for each in asked for prompt in each}) == sum(map(len, asked))
     assert not Pool(pool.groups, 7, pool.far).measures(SEMANTIC)
@@ -129,27 +129,27 @@ def test_a_gateway_with_all_on_has_the_shipped_policy(tmp_path: Path) -> None:
 
 
 def test_all_on_is_compared_round_by_round() -> None:
-    measured = Measured(["this", ALL_ON])
+    measured = Measurements(["this", ALL_ON])
     for cpu_us in (1000, 0, 4000, 2000):
-        measured.note(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us))
-        measured.note(Cell(FAR, 30, False, ONE, ALL_ON), Window(12, 1.1 * cpu_us))
-    assert measured.over_lines(ALL_ON)[2:] == ["| miss far from everything | 30 | no | 1.10 |  |"]
+        measured.add(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us))
+        measured.add(Cell(FAR, 30, False, ONE, ALL_ON), Window(12, 1.1 * cpu_us))
+    assert measured.ratio_lines(ALL_ON)[2:] == ["| miss far from everything | 30 | no | 1.10 |  |"]
 
 
 def test_questions_of_the_load_differ_and_have_their_length() -> None:
     asked = list(requests(100, 0, 50, random.Random(1)))
     assert len({text for text, _ in asked}) == len({request for _, request in asked}) == 50
-    assert all(80 <= tokens()(text) <= 140 for text, _ in asked[:5])
+    assert all(80 <= token_counter()(text) <= 140 for text, _ in asked[:5])
 
 
 def test_a_load_without_an_answer_or_with_slow_hits_misses_its_marks() -> None:
     calm, loaded = Phase(CALM, 2.0), Phase(LOADED, 2.0)
     for took in (0.001, 0.002, 0.003):
-        loaded.note(took, hit=True)
-        loaded.note(2 * took, hit=False)
+        loaded.record(took, hit=True)
+        loaded.record(2 * took, hit=False)
     assert [met for _, _, met in verdicts([calm, loaded])] == [True, True, True]
-    loaded.note(None, hit=False)
-    loaded.note(0.1, hit=True)
+    loaded.record(None, hit=False)
+    loaded.record(0.1, hit=True)
     assert [met for _, _, met in verdicts([calm, loaded])] == [False, False, True]
     loaded.left_out["lookup"] = 7
     assert loaded.row() == "| 3 | 4 | 1 | 3.0 | 100.0 | 4.0 | 6.0 | 0 | lookup 7 |"
@@ -178,7 +178,7 @@ def samples(seconds: float, stacks: list[tuple[list[str], int]]) -> Samples:
 def test_stages_add_up_to_the_process_without_what_an_idle_gateway_does() -> None:
     redis, waiting = ["gateway.adapters.redis.connection"], ["gateway.cli.serve"]
     idle = samples(1.0, [(redis, 10), (waiting, 900)])
-    staged = Staged()
+    staged = StageCosts()
     busy = samples(2.0, [(redis, 60), (["gateway.cache.verifiers"], 20), (waiting, 1000)])
     staged.add(busy, idle, {7: 5.0, 8: 0.3, 9: 0.2, 10: 0.01}, 100)
     micros = staged.micros(1000.0)
@@ -189,20 +189,20 @@ def test_stages_add_up_to_the_process_without_what_an_idle_gateway_does() -> Non
 
 
 def test_a_row_has_ratios_to_what_ran_in_the_same_round(tmp_path: Path) -> None:
-    measured = Measured(["this", "before"])
+    measured = Measurements(["this", "before"])
     measured.facts["stage_tokens"] = 30
     starts = {"start_s": [3.0, 9.0, 4.0], "memory_at_the_start_mb": [210.0], "memory_at_the_end_mb": [240.0, 250.0]}
     measured.facts |= {name: {"this": values, "before": values} for name, values in starts.items()}
     for cpu_us, bare, alone in ((6000, 100, 3000), (9000, 300, 3000), (6000, 50, 2000)):
-        measured.note(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us, 5.0, 0.0, 1000, on_path=0.5))
-        measured.note(Cell(FAR, 30, False, ONE, "before"), Window(12, 2 * cpu_us, 7.0, 0.0, 1000))
-        measured.note(Cell(FAR, 30, True, ONE, "this"), Window(12, 1.5 * cpu_us, 5.0, 0.0, 1000))
-        measured.note(Cell(FAR, 30, False, MANY, "this"), Window(48, cpu_us / 2, 5.0, 321.0, 900, late=2))
-        measured.note(Cell(FAR, 30, False, ONE, server=EMBEDDING), Window(8, alone))
-        measured.note(Cell("", 30, False, ONE, server=BARE), Window(400, bare))
-        measured.note(Cell("", 30, False, MANY, server=BARE), Window(400, bare))
-        measured.note(Cell("", 30, False, ONE, server=ENDPOINT), Window(400, 1.0, 0.5))
-    measured.staged[FAR, "this"] = Staged(10, {STORE: 0.001}, {"embedder": 0.03})
+        measured.add(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us, 5.0, 0.0, 1000, on_path=0.5))
+        measured.add(Cell(FAR, 30, False, ONE, "before"), Window(12, 2 * cpu_us, 7.0, 0.0, 1000))
+        measured.add(Cell(FAR, 30, True, ONE, "this"), Window(12, 1.5 * cpu_us, 5.0, 0.0, 1000))
+        measured.add(Cell(FAR, 30, False, MANY, "this"), Window(48, cpu_us / 2, 5.0, 321.0, 900, late=2))
+        measured.add(Cell(FAR, 30, False, ONE, server=EMBEDDING), Window(8, alone))
+        measured.add(Cell("", 30, False, ONE, server=BARE), Window(400, bare))
+        measured.add(Cell("", 30, False, MANY, server=BARE), Window(400, bare))
+        measured.add(Cell("", 30, False, ONE, server=ENDPOINT), Window(400, 1.0, 0.5))
+    measured.staged[FAR, "this"] = StageCosts(10, {STORE: 0.001}, {"embedder": 0.03})
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- default {name} -->\nold\n<!-- end -->\n" for name in ("table", "stages", "start")))
     write_page(page, measured)
@@ -211,6 +211,6 @@ def test_a_row_has_ratios_to_what_ran_in_the_same_round(tmp_path: Path) -> None:
     assert row in lines
     assert f"| {FAR} @this | 3000 | 0 | 0 | 0 | 100 | 900 | 0 |" in lines
     assert "A start took 4.0 s. The gateway then had 210 MB, and 245 MB after a round. @before" in lines
-    assert list(measured.off_path()) == [f"{FAR} @this, 30 tokens, 1 connections: 0.50 on its path"]
-    assert measured.late() == {"this": 6, "before": 0}
-    assert measured.plain()["cells"][0]["median"]["x_before"] == 0.5
+    assert list(measured.cells_off_path()) == [f"{FAR} @this, 30 tokens, 1 connections: 0.50 on its path"]
+    assert measured.late_embeddings() == {"this": 6, "before": 0}
+    assert measured.as_dict()["cells"][0]["median"]["x_before"] == 0.5

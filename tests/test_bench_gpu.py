@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import inventory, served, stages
-from bench.gpu.record import Given, Record, Skipped
+from bench.gpu import inventory, stages, triton_server
+from bench.gpu.record import Record, Skipped, StageOptions
 from bench.gpu.stages import INVENTORY, Outcome, Stage, outcome_of, run_stage
 from bench.gpu.table import tables
 
-GIVEN = Given("cuda", (1000,), None, None, None, None, quick=True)
+GIVEN = StageOptions("cuda", (1000,), None, None, None, None, quick=True)
 STAGE = Stage("index", "for a test", 5.0)
 
 
@@ -92,7 +92,7 @@ def test_a_stage_that_outlives_its_time_is_stopped_and_keeps_its_rows(
 def test_a_missing_library_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
     missing = inventory.Library("frames", ("no-such-frames",), "print()", "no-such-frames")
     with pytest.raises(Skipped, match="not installed: pip install no-such-frames"):
-        inventory.found(missing, Record(tmp_path / "rows", 60.0))
+        inventory.record_library(missing, Record(tmp_path / "rows", 60.0))
 
 
 def test_metrics_of_the_server_are_summed_over_models_and_devices() -> None:
@@ -103,7 +103,7 @@ def test_metrics_of_the_server_are_summed_over_models_and_devices() -> None:
         'nv_inference_pending_request_count{model="b",version="1"} 4\n'
         'nv_inference_count{model="a",version="1"} 9\n'
     )
-    assert served.metric_sums(page) == {"nv_gpu_utilization": 0.25, "nv_inference_pending_request_count": 7.0}
+    assert triton_server.metric_sums(page) == {"nv_gpu_utilization": 0.25, "nv_inference_pending_request_count": 7.0}
 
 
 def test_rows_with_equal_columns_share_a_table() -> None:

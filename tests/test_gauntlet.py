@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.tools.gauntlet import FIGURES, PAGE, written
+from docs.tools.gauntlet import FIGURES, PAGE, with_table
 from gauntlet.__main__ import PARTS, parts_of
-from gauntlet.part import Finding, Part, Row, judged, row_of
+from gauntlet.part import Finding, Part, Row, row_of, verdict_of
 from gauntlet.rows import Rows, read_parts, table
 from gauntlet.soak import p95
 
@@ -32,7 +32,7 @@ async def hangs(quick: bool) -> Finding:
 
 
 async def misses(quick: bool) -> Finding:
-    return judged("3 crossed", {"3 answers crossed": False, "never told": True})
+    return verdict_of("3 crossed", {"3 answers crossed": False, "never told": True})
 
 
 @pytest.mark.parametrize(("run", "why"), [(breaks, "the port is taken"), (hangs, "within"), (misses, "3 answers")])
@@ -95,7 +95,7 @@ def test_the_documentation_has_a_row_for_each_part(tmp_path: Path) -> None:
     rows = Rows("full", ["a", "b"], tmp_path / "rows.json")
     rows.add(row("a", "1 asked"))
     rows.add(row("b", "2 asked: +1 MB; 5 files", passed=False))
-    page = written("<!-- gauntlet -->\n<!-- end -->\n", read_parts(tmp_path / "rows.json"))
+    page = with_table("<!-- gauntlet -->\n<!-- end -->\n", read_parts(tmp_path / "rows.json"))
     assert "| `a` | 0 crossed | 1 asked | yes |" in page
     assert "| `b` | 0 crossed | 2 asked. 1 MB more. 5 files. 3 \\| crossed | **no** |" in page
 
@@ -103,4 +103,4 @@ def test_the_documentation_has_a_row_for_each_part(tmp_path: Path) -> None:
 def test_the_page_has_the_figures_of_the_last_run() -> None:
     """If this fails: `python -m docs.tools.gauntlet`."""
     page = PAGE.read_text()
-    assert written(page, read_parts(FIGURES)) == page
+    assert with_table(page, read_parts(FIGURES)) == page

@@ -35,7 +35,7 @@ def fit(rows: FloatArray, same: npt.NDArray[np.bool_], names: tuple[str, ...], s
 
 
 def arrays(model: Any, name: str) -> dict[str, npt.NDArray[Any]]:
-    """What `gateway.cache.forest.from_arrays` reads."""
+    """Return the arrays that `gateway.cache.forest.from_arrays` reads."""
     trees = [tree[0].nodes for tree in model._predictors]
     starts = np.cumsum([0, *(len(nodes) for nodes in trees)])[:-1]
     own = [np.arange(len(nodes)) for nodes in trees]

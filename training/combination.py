@@ -48,7 +48,7 @@ def sources(evaluation: Path) -> dict[str, list[Labelled]]:
     tools: Any = importlib.import_module("evaldata")
     everyday = map(json.loads, (evaluation / "data" / "everyday_dev.jsonl").read_text("utf-8").splitlines())
     held = [group for group in wordings.groups() if is_held_out(group.name)]
-    written = random.Random(SEED).sample(list(wordings.written(held)), WRITTEN)  # noqa: S311 (a seed makes it reproducible)
+    written = random.Random(SEED).sample(list(wordings.pairs(held)), WRITTEN)  # noqa: S311 (a seed makes it reproducible)
     return {
         "development": [(row["b"], row["a"], bool(row["y"])) for row in tools.qqp("calib")],
         "everyday": [(row["b"], row["a"], bool(row["y"])) for row in everyday],
@@ -76,7 +76,7 @@ class Columns:
         return similarity, opinion.trees_doubt, logit, opinion.words_shared
 
 
-def fitted(rows: FloatArray, same: FloatArray, weights: FloatArray, signs: Sequence[int]) -> list[float]:
+def fit(rows: FloatArray, same: FloatArray, weights: FloatArray, signs: Sequence[int]) -> list[float]:
     """Fit bias and weights. `rows`: (n, k); `signs`: (k,) of the weights. A weight with another sign is 0: it would
     serve more of what the trees or the cross-encoder doubt."""
     use = np.ones(len(signs), np.bool_)
@@ -102,8 +102,8 @@ def main() -> None:
         [np.full(len(each), SHARES[name] * len(rows) / len(each)) for name, (_, each) in read.items()]
     )
     both = columns_of(SecondCombination, rows.tolist())[:, 1:]
-    first = fitted(rows[:, :2], same, weights, SIGNS["first"])
-    second = fitted(both, same, weights, SIGNS["second"])
+    first = fit(rows[:, :2], same, weights, SIGNS["first"])
+    second = fit(both, same, weights, SIGNS["second"])
     about = json.loads((given.out / ABOUT_FILE).read_text())
     about["combination"] = {"first": first, "second": second}
     (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")

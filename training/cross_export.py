@@ -57,7 +57,7 @@ CREDITS = {
 
 
 def graph(network: Network, table: WordTable, target: Path) -> None:
-    """int8 by the operators' own scales, which are taken over each pass."""
+    """Return the int8 graph, with the operators' own scales, which are taken over each pass."""
     sample = batch([([2054, 2003], [2054, 2003, 2023], 1.0), ([2054], [2129], 0.0)], table)
     axes = {0: "batch", 1: "length"}
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings(), torch.no_grad():
@@ -79,7 +79,7 @@ def write(
     held: Mapping[str, Sequence[Pair]],
     training: dict[str, Any],
 ) -> None:
-    """`cross_encoder.onnx` and `cross_encoder.json` in `out`."""
+    """Write `cross_encoder.onnx` and `cross_encoder.json` in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     graph(network, table, out / GRAPH_FILE)
     content = (out / GRAPH_FILE).read_bytes()
@@ -90,15 +90,15 @@ def write(
         "versions": {"python": platform.python_version(), "machine": platform.machine(),
                      **{m.__name__: m.__version__ for m in (np, torch, transformers, onnx, onnxruntime, sklearn)}},
     }  # fmt: skip
-    about["served"] = _served(out / GRAPH_FILE, model)
+    about["served"] = _recognised_logits(out / GRAPH_FILE, model)
     (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
     about |= _figures(OnnxCrossEncoder(model, out), Encoder(model), held)
     (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
     print(json.dumps({"platt": about["platt"], **about["held_out"]}), flush=True)  # noqa: T201
 
 
-def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
-    """What the float32 form of the graph, as a server runs it, makes of `RECOGNISED`."""
+def _recognised_logits(graph: Path, model: Path) -> list[tuple[str, str, float]]:
+    """Return the logits of `RECOGNISED` by the float32 graph, as a server runs it."""
     reader, found = PairTokenizer(model / TOKENIZER_FILE), []
     with tempfile.TemporaryDirectory() as scratch:
         exact = Path(scratch) / "float32.onnx"
@@ -114,7 +114,7 @@ def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
 
 
 def _figures(cross: OnnxCrossEncoder, encoder: Encoder, held: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
-    """Platt and blend on the wordings, where the classes are made to count the same; AUC on all."""
+    """Return Platt and blend on the wordings, with equal weight of the classes, and AUC on all pairs."""
     found: dict[str, Any] = {"held_out": {}}
     for name, pairs in held.items():
         rows = _rows(cross, encoder, pairs)
@@ -131,6 +131,6 @@ def _figures(cross: OnnxCrossEncoder, encoder: Encoder, held: Mapping[str, Seque
 
 
 def _rows(cross: OnnxCrossEncoder, encoder: Encoder, pairs: Sequence[Pair]) -> FloatArray:
-    """(n, 2): cosine, logit."""
+    """Return (n, 2): cosine and logit."""
     cosine = [float(encoder(pair.asked) @ encoder(pair.stored)) for pair in pairs]
     return np.array([cosine, [cross.score(pair.asked, [pair.stored])[0] for pair in pairs]]).T

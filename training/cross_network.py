@@ -43,7 +43,7 @@ class Network(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(
         self, word_embeddings: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor
     ) -> torch.Tensor:
-        """(batch,) logits. The head sees [CLS] and how the means of the two questions differ and agree."""
+        """Return (batch,) logits. The head sees [CLS], and how the means of the two questions differ and agree."""
         hidden = self.bert(
             inputs_embeds=word_embeddings, attention_mask=attention_mask, token_type_ids=token_type_ids
         ).last_hidden_state
@@ -65,13 +65,13 @@ class Reader:
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:
-        """Without [CLS] and [SEP]."""
+        """Return the tokens without [CLS] and [SEP]."""
         if text not in self._known:
             self._known[text] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return self._known[text]
 
     def read(self, pairs: Iterable[Pair], longest: int) -> Iterator[Read]:
-        """Pairs of at most `longest` tokens: the others are left out, since their ends would be unseen."""
+        """Yield pairs of at most `longest` tokens. Longer ones are left out, since their ends would be unseen."""
         for pair in pairs:
             one, two = self(pair.asked), self(pair.stored)
             if len(one) + len(two) + 3 <= longest:
@@ -79,7 +79,7 @@ class Reader:
 
 
 def batch(rows: Sequence[Read], table: WordTable) -> dict[str, Any]:
-    """Tensors of one batch, padded with [PAD]; the one question first, the other second."""
+    """Return the tensors of one batch, padded with [PAD]; the one question comes first, the other second."""
     length = max(len(one) + len(two) for one, two, _ in rows) + 3
     ids = np.zeros((len(rows), length), np.int64)
     mask, types = np.zeros_like(ids), np.zeros_like(ids)

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def tokenizer_of(texts: Iterable[str]) -> Tokenizer:
-    """Byte-level: any text can be read."""
+    """Return a byte-level tokenizer, which can read any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -97,7 +97,7 @@ def read(name: str) -> Iterator[dict[str, str]]:
 
 
 def tidy(folder: Path) -> None:
-    """Weights as half floats, and nothing that the gateway does not read."""
+    """Store the weights as half floats, and remove everything that the gateway does not read."""
     kept = {"model.onnx", "tokenizer.json", "config.json", "tokenizer_config.json"}
     model = onnx.load(folder / "model.onnx")
     casts = []

@@ -29,7 +29,7 @@ class Encoder:
         self._known: dict[str, FloatArray] = {}
 
     def __call__(self, text: str) -> FloatArray:
-        """(384,) float32, unit length."""
+        """Return (384,) float32 of unit length."""
         if text not in self._known:
             self._known[text] = self._encode(text)
         return self._known[text]
@@ -39,7 +39,7 @@ class Encoder:
             self(text)
 
     def _encode(self, text: str) -> FloatArray:
-        """A pass of its own for each text."""
+        """Encode each text in a pass of its own."""
         ids = np.array([self._tokenizer.encode(text).ids], np.int64)
         (vectors,) = self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
         return np.asarray(vectors[0], np.float32)

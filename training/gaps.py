@@ -36,9 +36,11 @@ def random_folds(count: int, folds: int, seed: int = 0) -> npt.NDArray[np.int_]:
 
 
 def curve(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | None = None) -> Curve:
-    """The part of the gap between both models that is recovered where the prompts of the highest scores go to the large
-    one -> (shares of the large model, recovered parts), from none to all of them: at every prompt, or at so many even
-    steps. Equal scores keep the order in which they are given."""
+    """Return the shares of the large model and the recovered parts of the gap between both models.
+
+    The prompts of the highest scores go to the large model: from none to all, at every prompt or at so many even
+    steps. Equal scores keep the order in which they are given.
+    """
     gain = (large - light)[np.argsort(-score, kind="stable")]
     recovered = np.concatenate([[0.0], np.cumsum(gain)]) / gain.sum()
     shares = np.linspace(0, 1, len(recovered))
@@ -49,13 +51,16 @@ def curve(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | 
 
 
 def apgr(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | None = None) -> float:
-    """Area under that curve (RouteLLM, Ong et al. 2024, section 4; `router_eval.py` takes ten steps). By chance .5."""
+    """Return the area under that curve; by chance .5 (RouteLLM, Ong et al. 2024, section 4).
+
+    `router_eval.py` takes ten steps.
+    """
     shares, recovered = curve(score, light, large, steps)
     return float(np.trapezoid(recovered, shares))
 
 
 def interval(statistic: Callable[[npt.NDArray[np.int_]], float], count: int) -> tuple[float, float]:
-    """The central 95 % over resampled prompts."""
+    """Return the central 95 % over resampled prompts."""
     random = np.random.default_rng(0)
     found = [statistic(random.integers(0, count, count)) for _ in range(RESAMPLES)]
     low, high = np.quantile(found, [0.025, 0.975])
@@ -63,7 +68,10 @@ def interval(statistic: Callable[[npt.NDArray[np.int_]], float], count: int) -> 
 
 
 def calibration(score: FloatArray, truth: FloatArray) -> tuple[float, list[tuple[float, float, int]]]:
-    """Expected calibration error over ten bins of equal size, and each bin's mean score, observed share and size."""
+    """Return the expected calibration error over ten bins of equal size, and the values of each bin.
+
+    A bin has its mean score, its observed share and its size.
+    """
     parts = np.array_split(np.argsort(score, kind="stable"), BINS)
     bins = [(float(score[part].mean()), float(truth[part].mean()), len(part)) for part in parts]
     return sum(abs(said - seen) * size for said, seen, size in bins) / len(score), bins
@@ -75,7 +83,7 @@ def figures(score: FloatArray, light: FloatArray, large: FloatArray, prompts: Se
     def area(at: npt.NDArray[np.int_]) -> float:
         return apgr(score[at], light[at], large[at])
 
-    def over_length(at: npt.NDArray[np.int_]) -> float:
+    def above_length(at: npt.NDArray[np.int_]) -> float:
         return area(at) - apgr(length[at], light[at], large[at])
 
     everything = np.arange(len(score))
@@ -83,8 +91,8 @@ def figures(score: FloatArray, light: FloatArray, large: FloatArray, prompts: Se
     return {
         "apgr": area(everything),
         "interval": interval(area, len(score)),
-        "over_length": over_length(everything),
-        "over_length_interval": interval(over_length, len(score)),
+        "over_length": above_length(everything),
+        "over_length_interval": interval(above_length, len(score)),
         "ece": error,
         "bins": bins,
     }
@@ -97,7 +105,7 @@ def show(
     prompts: Sequence[str],
     domains: npt.NDArray[np.str_],
 ) -> None:
-    """Prints the tables, beside what bounds them: the oracle, prompt length, and every subject's own mean gap."""
+    """Print the tables, beside their bounds: the oracle, prompt length, and every subject's own mean gap."""
     gain, length = large - light, np.array([len(prompt) for prompt in prompts], float)
     own = {name: gain[domains == name].mean() for name in set(domains)}
     by_subject = np.array([own[name] for name in domains]) + 1e-9 * np.random.default_rng(0).random(len(gain))

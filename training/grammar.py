@@ -70,7 +70,7 @@ def frame(line: str) -> Frame:
 
 
 def pairs(here: Path, rounds: int, random_: random.Random) -> Iterator[Pair]:
-    """`rounds` fillings of every frame; of each up to four positives, and some six negatives."""
+    """Yield the pairs of `rounds` fillings of every frame: each has up to four positives, and some six negatives."""
     fillers = slots(here / "slots.txt")
     for path in sorted((here / "frames").glob("*.txt")):
         for number, family in enumerate(families(path)):
@@ -92,7 +92,7 @@ def _of(
     for slot, kind in frame.slots.items():
         replaced = {**chosen, slot: random_.choice([f for f in fillers[kind] if f not in chosen.values()])}
         yield Pair(asked, random_.choice((wordings[0], other)).format(**replaced), False, f"slot-{kind}", group)
-    yield from _exchanged(wordings[0], frame, chosen, random_, group)
+    yield from _exchange(wordings[0], frame, chosen, random_, group)
     yield from _aspect(wordings[0], family, index, chosen, random_, group)
     condition = random_.choice(CONDITIONS)
     yield Pair(asked, _with(other.format(**chosen), condition), False, "condition", group)
@@ -109,10 +109,8 @@ def _fill(frame: Frame, fillers: dict[str, list[str]], random_: random.Random) -
     return chosen
 
 
-def _exchanged(
-    wording: str, frame: Frame, chosen: dict[str, str], random_: random.Random, group: str
-) -> Iterator[Pair]:
-    """Two fillers change places, in the same wording and in another."""
+def _exchange(wording: str, frame: Frame, chosen: dict[str, str], random_: random.Random, group: str) -> Iterator[Pair]:
+    """Yield pairs in which two fillers change places, in the same wording and in another."""
     asked = wording.format(**chosen)
     others = [other for other in frame.wordings if other != wording]
     for one, other, same in frame.exchanges():
@@ -124,7 +122,7 @@ def _exchanged(
 def _aspect(
     wording: str, family: list[Frame], index: int, chosen: dict[str, str], random_: random.Random, group: str
 ) -> Iterator[Pair]:
-    """Two siblings: one of the two with the most like wording, in that wording, and any other."""
+    """Yield pairs with two siblings in the family: one of the two most similar wordings, and any other."""
     slots_ = family[index].slots.items()
     related = [f for i, f in enumerate(family) if i != index and set(f.slots.items()) <= set(slots_)]
     nearest = [max(f.wordings, key=lambda other: _likeness(wording, other)) for f in related]
@@ -137,7 +135,7 @@ def _aspect(
 
 
 def _likeness(one: str, other: str) -> float:
-    """Words in both over words in either: 0 to 1."""
+    """Return the words in both texts over the words in either: 0 to 1."""
     first, second = set(one.lower().split()), set(other.lower().split())
     return len(first & second) / len(first | second)
 

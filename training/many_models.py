@@ -54,19 +54,19 @@ class ManyOutcomes:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """(light, large), as columns of `scores`."""
+        """The pairs (light, large), as columns of `scores`."""
         means, count = self.scores.mean(0), range(len(self.models))
         return [(light, large) for light in count for large in count if means[large] > means[light]]
 
     @property
     def gains(self) -> FloatArray:
-        """(n, pairs): how much better the large model's answer is, in units of the pair's mean gap."""
+        """Return (n, pairs): how much better the large model's answer is, in units of the pair's mean gap."""
         by_pair = np.stack([self.scores[:, large] - self.scores[:, light] for light, large in self.pairs], axis=1)
         return np.asarray(by_pair / by_pair.mean(0))
 
 
 def ranks(values: FloatArray) -> FloatArray:
-    """(n,), spread evenly over (-1/2, 1/2)."""
+    """Return (n,), spread evenly over (-1/2, 1/2)."""
     return np.asarray((np.argsort(np.argsort(values, kind="stable")) + 0.5) / len(values) - 0.5)
 
 
@@ -96,7 +96,7 @@ class Moves:
 
 
 def moves(asked: Part, spellings: Sequence[Part]) -> Moves:
-    """`spellings`: the inputs of the same prompts in other spellings."""
+    """Return the moves. `spellings`: the inputs of the same prompts in other spellings."""
     rows = np.vstack([each.rows - asked.rows for each in spellings])
     offset = np.concatenate([each.offset - asked.offset for each in spellings])
     return Moves(rows.T @ rows / len(rows), rows.T @ offset / len(rows), float(np.square(offset).mean()))

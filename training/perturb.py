@@ -119,7 +119,7 @@ def negated(text: str, random_: random.Random) -> str | None:
 
 
 def direction(text: str, random_: random.Random) -> str | None:
-    """ "from A to B" turned round; else the things on both sides of "to", "than", "before", "after", "instead of"."""
+    """Turn "from A to B" round; else exchange the things beside "to", "than", "before", "after" or "instead of"."""
     found = re.search(r"\bfrom ((?:my |the |a )?\w+) to ((?:my |the |a )?\w+)", text)
     if found is None:
         found = re.search(r"\b(\w{3,}) (?:to|than|before|after|into|instead of|over) ((?:my |the |a )?\w{3,})", text)
@@ -158,7 +158,7 @@ def asks(text: str, random_: random.Random) -> str | None:
 
 
 def words_swapped(text: str, random_: random.Random) -> str | None:
-    """Two nouns-or-so change places: the same words, another meaning or none."""
+    """Exchange two words that may be nouns: the same words, with another meaning or none."""
     found = [m for m in re.finditer(r"\b[a-zA-Z]{4,}\b", text) if m.group().lower() not in
              ("what", "when", "where", "which", "does", "have", "with", "from", "this", "that", "will", "would", "could")]  # fmt: skip
     if len(found) < 3:
@@ -184,7 +184,7 @@ _TAILS = (" on {weekday}", " in {month}", " in {year}", " for {num} people", " w
 
 
 def tails(slots: dict[str, list[str]], random_: random.Random) -> tuple[str, str]:
-    """The same kind of condition twice: with one value, and with one of its values changed."""
+    """Return the same kind of condition twice: with one value, and with one of its values changed."""
     tail = random_.choice(_TAILS)
     chosen = {name: random_.choice(fillers) for name, fillers in slots.items()}
     chosen["city2"] = random_.choice([city for city in slots["city"] if city != chosen["city"]])

@@ -1,8 +1,8 @@
 """Measures the starting point of a route: `python -m training.prior --banking CSV --clinc JSON --eval DIR --model DIR`.
 
 Run it after `training.combination`. It replays streams through each verifier, with the second opinions of the
-cross-encoder. It writes to verifier.json a logistic curve of being right over the score, and for each band of scores
-the share of best neighbours that are wrong on that curve, and the number of scores per request.
+cross-encoder. It writes to verifier.json a logistic curve of being right over the score. For each band of scores it
+writes the share of best neighbours that are wrong on that curve, and the number of scores per request.
 
 The replay serves nothing, so every request brings its label, as a miss does. The streams are intents of banking77 and
 clinc150, held-out wordings, and the calibration split of the development pairs.
@@ -48,17 +48,17 @@ WEIGHTS_OF = {
 }
 # People read 631 pairs of the development stream again that its labels call different. The share that asks the same
 # rises with the score of the learned verifier: 8 of 51 from 0.55 to 0.6, then 41, 57, 86 and 95 % in each further 0.05,
-# and all of 6 above 0.8. `same_after_all` is a line through these.
+# and all of 6 above 0.8. `mislabelled_share` is a line through these.
 NOISE_FROM, NOISE_RISE, MAX_NOISE = 0.54, 4.7, 0.95
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
 
-Judged = Sequence[tuple[Opinion, bool] | None]
+BestNeighbours = Sequence[tuple[Opinion, bool] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """A request's nearest stored questions; `right`: whether they ask the same."""
+class NeighbourList:
+    """The nearest stored questions of a request; `right`: whether they ask the same."""
 
     question: str
     vector: FloatArray
@@ -67,7 +67,7 @@ class Met:
 
 
 def streams(banking: Path, clinc: Path, evaluation: Path) -> dict[str, list[tuple[str, str]]]:
-    """(question, what it asks) in random order. Of held-out wordings that is their group, or themselves."""
+    """Return (question, what it asks) in random order. Held-out wordings ask for their group, or for themselves."""
     random_ = random.Random(SEED)  # noqa: S311 (a seed makes it reproducible)
     with banking.open(encoding="utf-8", newline="") as file:
         of_banking = [(row["text"].strip(), row["category"]) for row in csv.DictReader(file)]
@@ -88,20 +88,20 @@ def streams(banking: Path, clinc: Path, evaluation: Path) -> dict[str, list[tupl
     return found
 
 
-def met(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> list[Met]:
-    """Every request is stored once it was asked."""
+def find_neighbours(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> list[NeighbourList]:
+    """Return the neighbours of each request among the earlier ones. Every request is stored after its lookup."""
     matrix = np.stack([encoder(question) for question, _ in requests])
     found = []
     for at, (question, asks) in enumerate(requests):
         near = matrix[:at] @ matrix[at]
         best = [int(i) for i in np.argsort(-near)[:NEIGHBOURS] if near[i] >= floor]
         candidates = [StoredCandidate(requests[i][0], min(1.0, float(near[i]))) for i in best]
-        found.append(Met(question, matrix[at], candidates, [requests[i][1] == asks for i in best]))
+        found.append(NeighbourList(question, matrix[at], candidates, [requests[i][1] == asks for i in best]))
     return found
 
 
-async def judged(verifier: Verifier, requests: Sequence[Met]) -> list[tuple[Opinion, bool] | None]:
-    """The best neighbour without a veto, as a route would choose it, and whether it was right."""
+async def judge_best(verifier: Verifier, requests: Sequence[NeighbourList]) -> list[tuple[Opinion, bool] | None]:
+    """Return the best neighbour without a veto, as a route would choose it, and whether it was right."""
     found: list[tuple[Opinion, bool] | None] = []
     for each in requests:
         opinions = verifier.opinions(each.question, each.candidates)
@@ -114,19 +114,24 @@ async def judged(verifier: Verifier, requests: Sequence[Met]) -> list[tuple[Opin
     return found
 
 
-def best_of(verifier: Verifier, requests: Mapping[str, Sequence[Met]]) -> dict[str, Judged]:
-    return {name: asyncio.run(judged(verifier, stream)) for name, stream in requests.items()}
+def best_of(verifier: Verifier, requests: Mapping[str, Sequence[NeighbourList]]) -> dict[str, BestNeighbours]:
+    return {name: asyncio.run(judge_best(verifier, stream)) for name, stream in requests.items()}
 
 
-def same_after_all(scores: FloatArray) -> FloatArray:
+def mislabelled_share(scores: FloatArray) -> FloatArray:
     """Return (n,): the share of pairs that ask the same although the development stream calls them different."""
     return np.clip((scores - NOISE_FROM) * NOISE_RISE, 0.0, MAX_NOISE)
 
 
 def prior(
-    curve: tuple[float, float], found: Mapping[str, tuple[Sequence[Met], Judged]], weights: Mapping[str, float]
+    curve: tuple[float, float],
+    found: Mapping[str, tuple[Sequence[NeighbourList], BestNeighbours]],
+    weights: Mapping[str, float],
 ) -> PriorBands:
-    """For each band: the wrong share on the curve, and the neighbours per request, as the weighted mean of streams."""
+    """Return, for each band, the wrong share on the curve and the neighbours per request.
+
+    The neighbours are the weighted mean of the streams.
+    """
     rates = np.zeros(BANDS)
     for name, (requests, best) in found.items():
         evidence, counts = Evidence(), np.zeros(BANDS)
@@ -141,16 +146,18 @@ def prior(
     return [(round(share, 5), round(float(rate), 6)) for share, rate in zip(shares, rates, strict=True)]
 
 
-def fitted_curve(found: Mapping[str, Judged], verifier: str) -> tuple[float, float]:
-    """How often the best neighbour is right, as a logistic curve over its score. Scores of the learned verifier are on
-    the scale of `same_after_all`."""
+def fit_curve(found: Mapping[str, BestNeighbours], verifier: str) -> tuple[float, float]:
+    """Return how often the best neighbour is right, as a logistic curve over its score.
+
+    Scores of the learned verifier are on the scale of `mislabelled_share`.
+    """
     scores, right, weights = (list[FloatArray]() for _ in range(3))
     for name, stream in found.items():
         met = [each for each in stream if each is not None]
         score = np.array([opinion.score for opinion, _ in met])
         chance = np.array([float(is_right) for _, is_right in met])
         if name == "development" and verifier == "learned":
-            chance = np.maximum(chance, same_after_all(score))
+            chance = np.maximum(chance, mislabelled_share(score))
         weight = WEIGHTS_OF[verifier][name] * 1000.0 / len(met)
         scores += [score, score]  # each pair counts as right by its chance, and as wrong by the rest
         right += [np.ones(len(met)), np.zeros(len(met))]
@@ -175,7 +182,7 @@ def main() -> None:
         (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")
 
     def verifiers() -> list[tuple[str, Verifier]]:
-        """With what is known of them by now."""
+        """Return the verifiers with the curves and priors that are known so far."""
         write()
         learned = LearnedVerifier(weights_from(json.dumps(about).encode(), arrays))
         cross_encoder = OnnxCrossEncoder(given.model, given.out)
@@ -183,12 +190,12 @@ def main() -> None:
 
     encoder = Encoder(given.model)
     requests = {
-        name: met(stream, encoder, LearnedVerifier.floor)
+        name: find_neighbours(stream, encoder, LearnedVerifier.floor)
         for name, stream in streams(given.banking, given.clinc, given.eval).items()
     }
     about["prior_requests"] = {name: len(stream) for name, stream in requests.items()}
     for name, verifier in verifiers():
-        about["curves"][name] = fitted_curve(best_of(verifier, requests), name)
+        about["curves"][name] = fit_curve(best_of(verifier, requests), name)
     for name, verifier in verifiers():  # the probabilities of their opinions come from the curves
         best = best_of(verifier, requests)
         about["priors"][name] = prior(
@@ -200,7 +207,7 @@ def main() -> None:
 
 
 def compact(text: str) -> str:
-    """A pair of numbers stands on one line."""
+    """Put each pair of numbers on one line."""
     return re.sub(r"\[\s+([-\d.e]+),\s+([-\d.e]+)\s+\]", r"[\1, \2]", text)
 
 

@@ -23,7 +23,7 @@ def reference() -> Iterator[Pair]:
     random_ = random.Random(SEED)  # noqa: S311 (a seed makes it reproducible)
     for group in wordings.groups():
         if is_held_out(group.name):
-            pairs = list(wordings.written([group]))
+            pairs = list(wordings.pairs([group]))
             for same, count in zip((True, False), EACH, strict=True):
                 kind = [pair for pair in pairs if pair.same == same]
                 yield from random_.sample(kind, min(count, len(kind)))

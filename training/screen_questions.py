@@ -15,7 +15,7 @@ COUNT = 8_000  # measured: 53 % of the misses of a stream are let go, 50 % with 
 MAX_CHARACTERS = 300  # of a question; nearly all are shorter
 
 
-def chosen() -> list[str]:
+def choose() -> list[str]:
     """Return a sample of the wordings, one line each, without repeats."""
     texts = {" ".join(text.split()) for group in groups() for text in (*group.same, *group.other)}
     fitting = sorted(text for text in texts if len(text) <= MAX_CHARACTERS)
@@ -23,7 +23,7 @@ def chosen() -> list[str]:
 
 
 def main(target: Path = QUESTIONS) -> None:
-    target.write_text("\n".join(chosen()) + "\n", encoding="utf-8")
+    target.write_text("\n".join(choose()) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import sklearn
 from sklearn.metrics import roc_auc_score
 
 from gateway.cache.features import NAMES, FloatArray, features
-from training import boosting, grammar, natural, wordings
+from training import boosting, grammar, real_questions, wordings
 from training.encoder import Encoder
 from training.pair import Pair
 
@@ -48,42 +48,45 @@ CREDITS = {
 }
 
 
-def worded(encoder: Encoder) -> list[Pair]:
-    """Pairs of hand-written wordings: as written, with one side altered, and beside their nearest neighbours."""
+def wording_pairs(encoder: Encoder) -> list[Pair]:
+    """Return pairs of hand-written wordings: as written, with one side altered, and beside nearest neighbours."""
     random_ = random.Random(SEED)
     groups = wordings.groups()
-    pairs = [*wordings.written(groups), *wordings.altered(groups, random_)]
-    pairs += wordings.neighbours(groups, encoder, random_)
+    pairs = [*wordings.pairs(groups), *wordings.altered_pairs(groups, random_)]
+    pairs += wordings.neighbour_pairs(groups, encoder, random_)
     return list(dict.fromkeys(pair for pair in pairs if pair.asked != pair.stored))
 
 
-def made(banking: Path, clinc: Path, encoder: Encoder) -> list[Pair]:
+def generated_pairs(banking: Path, clinc: Path, encoder: Encoder) -> list[Pair]:
     random_ = random.Random(SEED)
-    real = natural.questions(banking, clinc)
+    real = real_questions.questions(banking, clinc)
     pairs = list(grammar.pairs(HERE, ROUNDS, random_))
-    pairs += natural.perturbed(real, grammar.slots(HERE / "slots.txt"), PERTURBED, random_)
-    pairs += natural.mined(real, MINED, encoder, random_)
+    pairs += real_questions.perturbed_pairs(real, grammar.slots(HERE / "slots.txt"), PERTURBED, random_)
+    pairs += real_questions.mined_pairs(real, MINED, encoder, random_)
     return list(dict.fromkeys(pair for pair in pairs if pair.asked != pair.stored))
 
 
-def described(pairs: list[Pair], encoder: Encoder) -> tuple[FloatArray, FloatArray]:
-    """Features (n, f) and cosine similarities (n,)."""
+def features_of(pairs: list[Pair], encoder: Encoder) -> tuple[FloatArray, FloatArray]:
+    """Return features (n, f) and cosine similarities (n,)."""
     rows = np.vstack([features(pair.asked, [pair.stored]) for pair in pairs])
     return rows, np.array([float(encoder(pair.asked) @ encoder(pair.stored)) for pair in pairs])
 
 
-def held_out(pairs: list[Pair]) -> npt.NDArray[np.bool_]:
+def held_out_mask(pairs: list[Pair]) -> npt.NDArray[np.bool_]:
     return np.array([is_held_out(pair.group) for pair in pairs])
 
 
 @cache
 def is_held_out(group: str) -> bool:
-    """One group (frame, intent, wordings of one question) in six: fitted on none of its pairs."""
+    """Return whether the group is held out: one in six, of whose pairs none is fitted.
+
+    A group is a frame, an intent, or the wordings of one question.
+    """
     return int(hashlib.sha256(group.encode()).hexdigest(), 16) % 6 == 0
 
 
-def trained(pairs: list[Pair], rows: FloatArray, cosine: FloatArray) -> tuple[dict[str, npt.NDArray[Any]], Any]:
-    same, out = np.array([pair.same for pair in pairs]), held_out(pairs)
+def train(pairs: list[Pair], rows: FloatArray, cosine: FloatArray) -> tuple[dict[str, npt.NDArray[Any]], Any]:
+    same, out = np.array([pair.same for pair in pairs]), held_out_mask(pairs)
     kinds = np.array([pair.kind for pair in pairs])
     written = np.isin(kinds, ("wording", "near-miss"))
     altered = np.char.startswith(kinds, "wording-") | (kinds == "neighbour")
@@ -114,11 +117,11 @@ def main() -> None:
     given = parser.parse_args()
     started = time.monotonic()
     encoder = Encoder(given.model)
-    pairs = worded(encoder) + made(given.banking, given.clinc, encoder)
-    rows, cosine = described(pairs, encoder)
+    pairs = wording_pairs(encoder) + generated_pairs(given.banking, given.clinc, encoder)
+    rows, cosine = features_of(pairs, encoder)
     near = cosine >= NEAR
     pairs, rows, cosine = [p for p, keep in zip(pairs, near, strict=True) if keep], rows[near], cosine[near]
-    arrays, figures = trained(pairs, rows, cosine)
+    arrays, figures = train(pairs, rows, cosine)
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "verifier.npz"
     named: dict[str, Any] = {**arrays, "names": np.array(NAMES)}
@@ -127,7 +130,7 @@ def main() -> None:
         "version": 3, "power": POWER, "combination": UNFITTED, "forests": figures,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size,
         "encoder": json.loads((given.model / "manifest.json").read_bytes())["files"]["model.onnx"]["sha256"],
-        "pairs": len(pairs), "same": sum(pair.same for pair in pairs), "held_out": int(held_out(pairs).sum()),
+        "pairs": len(pairs), "same": sum(pair.same for pair in pairs), "held_out": int(held_out_mask(pairs).sum()),
         "seed": SEED, "wordings_sha256": wordings.digest(), "licence": "Apache-2.0", "made_from": CREDITS,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "scikit-learn": sklearn.__version__},
     }  # fmt: skip

@@ -35,7 +35,7 @@ class Group:
 
 
 def groups(folder: Path = HERE) -> list[Group]:
-    """Every line of every file, in order. Raises ValueError, naming file and line, where one is not as described."""
+    """Return every line of every file, in order. Raise ValueError with file and line if one has another form."""
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -49,12 +49,12 @@ def groups(folder: Path = HERE) -> list[Group]:
 
 
 def digest(folder: Path = HERE) -> str:
-    """Hex SHA-256 of all files, in order."""
+    """Return the hex SHA-256 of all files, in order."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.jsonl")))).hexdigest()
 
 
-def written(found: Sequence[Group]) -> Iterator[Pair]:
-    """What the writers meant, and nothing else: 6 pairs that ask the same and 16 that do not, for a full group."""
+def pairs(found: Sequence[Group]) -> Iterator[Pair]:
+    """Yield the pairs that the writers meant: 6 that ask the same and 16 that do not, for a full group."""
     for group in found:
         for asked, stored in combinations(group.same, 2):
             yield Pair(asked, stored, True, "wording", group.name)
@@ -62,10 +62,10 @@ def written(found: Sequence[Group]) -> Iterator[Pair]:
             yield Pair(asked, stored, False, "near-miss", group.name)
 
 
-def altered(found: Sequence[Group], random_: random.Random) -> Iterator[Pair]:
-    """Wordings of which one is changed, in a way that harms or in one that does not; half of them beside themselves.
+def altered_pairs(found: Sequence[Group], random_: random.Random) -> Iterator[Pair]:
+    """Yield pairs of which one wording is changed, harmfully or not. In half of them the other one is its original.
 
-    Writers make paraphrases that share few words (mean similarity .66). Of real duplicates most share many (.87).
+    Writers make paraphrases that share few words (mean similarity .66). Most real duplicates share many (.87).
     """
     for group in found:
         for change in random_.sample(perturb.OTHER, ALTERED):
@@ -83,8 +83,8 @@ def _two(group: Group, random_: random.Random) -> tuple[str, str]:
     return (stored if random_.random() < 0.5 else asked), stored
 
 
-def neighbours(found: Sequence[Group], encoder: Encoder, random_: random.Random) -> Iterator[Pair]:
-    """The nearest groups that are not too near: what is about the same thing asks something else."""
+def neighbour_pairs(found: Sequence[Group], encoder: Encoder, random_: random.Random) -> Iterator[Pair]:
+    """Yield pairs of the nearest groups that are not too near: the same subject, but another question."""
     if len(found) <= NEIGHBOURS:
         return
     matrix = np.stack([np.mean([encoder(text) for text in group.same], axis=0) for group in found])

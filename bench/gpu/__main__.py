@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.gpu.record import Given
+from bench.gpu.record import StageOptions
 from bench.gpu.stages import MINUTES, STAGES, run
 from bench.gpu.table import tables
 
@@ -32,7 +32,9 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="as few repetitions as the code needs")
     said = parser.parse_args()
-    given = Given(said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.student, said.quick)
+    given = StageOptions(
+        said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.student, said.quick
+    )
     chosen = [stage for stage in STAGES if stage.name in said.only]
     found = run(chosen, given, said.minutes, said.json, lambda line: print(line, flush=True))
     print(f"\n{tables(found.outcomes)}\nthe report is {said.json}")

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.gpu.record import Given, Record, Skipped, stage_arguments
-from bench.gpu.weights import published
+from bench.gpu.record import Record, Skipped, StageOptions, stage_arguments
+from bench.gpu.weights import published_model
 
 INDEX = (
     "tests/contracts/test_vector_index.py",
@@ -30,25 +30,27 @@ def main() -> None:
         vector_index(given, record)
 
 
-def text_encoder(given: Given, record: Record) -> None:
+def text_encoder(given: StageOptions, record: Record) -> None:
     """Hold the adapter to the rules of `TextEncoder`. Raises `Skipped`, or `AssertionError` where it breaks one."""
     importlib.import_module("sentence_transformers")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = published(given.weights, Path(scratch))
-        said = _ran(["-m", "tests.contracts.text_encoder_rules", str(folder)], record.left_s, {"HF_HUB_OFFLINE": "1"})
+        folder = published_model(given.weights, Path(scratch))
+        said = _run_python(
+            ["-m", "tests.contracts.text_encoder_rules", str(folder)], record.left_s, {"HF_HUB_OFFLINE": "1"}
+        )
     last = said.strip().rsplit("\n", 1)[-1]
     if given.device == "cuda" and last != "cuda: every rule":
         raise AssertionError(last)
     record.row("text encoder, sentence-transformers", kept=said.count("kept:"), device=last)
 
 
-def vector_index(given: Given, record: Record) -> None:
+def vector_index(given: StageOptions, record: Record) -> None:
     variables = {DEVICE_VARIABLE: given.device} if given.device == "cuda" else {}
     # Without conftest.py, whose fixtures need every library of the test suite.
     plain = ["--noconftest", "-o", "addopts=", "-p", "no:cacheprovider"]
     options = ["-m", "pytest", "-q", "-rs", *plain, *INDEX]
     options += ["-k", "neighbours_come and (DeviceIndex or CudaIndex)"] if given.quick else []
-    said = _ran(options, record.left_s, variables)
+    said = _run_python(options, record.left_s, variables)
     lines = said.strip().splitlines()
     skipped = [line for line in lines if line.startswith("SKIPPED")]
     if given.device == "cuda" and any("GPU" in line or "faiss" in line for line in skipped):
@@ -56,7 +58,7 @@ def vector_index(given: Given, record: Record) -> None:
     record.row("vector index, FAISS", tests=lines[-1].strip("= "))
 
 
-def _ran(arguments: list[str], limit_s: float, variables: dict[str, str]) -> str:
+def _run_python(arguments: list[str], limit_s: float, variables: dict[str, str]) -> str:
     """Return what a Python of this environment prints. Raises `AssertionError` with the end of it if it fails."""
     done = subprocess.run(
         [sys.executable, *arguments],

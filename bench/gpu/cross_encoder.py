@@ -13,10 +13,10 @@ import numpy as np
 
 from bench.gpu.decisions import Decisions
 from bench.gpu.embedder import TIMEOUT_S, batches_of
-from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import python_config, served
-from bench.gpu.sessions import Session, rates, timed
-from bench.gpu.weights import Graphs, graphs, model_dir
+from bench.gpu.record import Record, StageOptions, stage_arguments
+from bench.gpu.sessions import Session, rates, time_calls
+from bench.gpu.triton_server import python_config, triton_server
+from bench.gpu.weights import Graphs, model_dir, write_graphs
 from gateway.adapters.onnx.cross_encoder import UNREAD_LOGIT, OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE
@@ -32,7 +32,7 @@ Score = Callable[[Sequence[Pair]], list[float]]
 
 @dataclass
 class Bench:
-    given: Given
+    given: StageOptions
     record: Record
     decisions: Decisions
     similarities: list[float]
@@ -47,7 +47,7 @@ class Bench:
             [(asked, stored[(at + i) % len(stored)]) for i in range(MAX_CANDIDATES)]
             for at, (asked, _) in enumerate(pairs)
         ]
-        figures["candidates_ms"], _ = timed(lambda at: score(groups[at % len(groups)]), self.given.patience_s)
+        figures["candidates_ms"], _ = time_calls(lambda at: score(groups[at % len(groups)]), self.given.patience_s)
         logits = score(pairs)
         self.reference = self.reference or logits
         apart = np.abs(np.subtract(logits, self.reference))
@@ -69,7 +69,7 @@ def main() -> None:
         bench = Bench(given, record, decisions, similarities, [])
         bench.measure("int8 on the CPU, as shipped", of_gateway(OnnxCrossEncoder(model_dir(), WEIGHTS)))
         with tempfile.TemporaryDirectory() as scratch, record.part(f"onnxruntime {where}"):
-            made = graphs(CROSS_ENCODER, Path(scratch))
+            made = write_graphs(CROSS_ENCODER, Path(scratch))
             on_onnxruntime(bench, made, where)
             with record.part("Triton"):
                 on_triton(bench, made)
@@ -93,9 +93,9 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 
 
 def on_triton(bench: Bench, made: Graphs) -> None:
-    """The adapter of the gateway, whose constructor compares the logits of eleven known pairs."""
+    """Measure the gateway's adapter, whose constructor compares the logits of eleven known pairs."""
     module = importlib.import_module("gateway.adapters.triton.cross_encoder")
-    with served(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
+    with triton_server(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonCrossEncoder(
             server.url, CROSS_ENCODER, tokenizer, timeout_s=TIMEOUT_S, clock=SystemClock(), weights=WEIGHTS

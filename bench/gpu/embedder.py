@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.gpu.added_latency import measure_through_gateway
 from bench.gpu.decisions import Decisions
-from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import python_config, served
+from bench.gpu.record import Record, StageOptions, stage_arguments
 from bench.gpu.sessions import Session, rates
-from bench.gpu.through import through_gateway
-from bench.gpu.weights import Graphs, graphs, model_dir, published
+from bench.gpu.triton_server import python_config, triton_server
+from bench.gpu.weights import Graphs, model_dir, published_model, write_graphs
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
@@ -33,9 +33,9 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 @dataclass
 class Bench:
-    """`reference`: the vectors of the CPU's model, which later ones are compared with."""
+    """Measures encoders. `reference`: the vectors of the CPU's model, for comparison."""
 
-    given: Given
+    given: StageOptions
     record: Record
     decisions: Decisions
     reference: dict[str, Vectors]
@@ -69,12 +69,12 @@ def main() -> None:
     with record.part("int8 on the CPU, as shipped"):
         bench.measure("int8 on the CPU, as shipped", of_gateway(OnnxEncoder(model_dir())))
     with record.part("int8 on the CPU, through the gateway"):
-        through_gateway("onnx", "int8 on the CPU", bench.decisions.texts, requests, record)
+        measure_through_gateway("onnx", "int8 on the CPU", bench.decisions.texts, requests, record)
     with tempfile.TemporaryDirectory() as scratch:
         with record.part(f"sentence-transformers {where}"):
             sentence_transformers(bench, Path(scratch), where, requests)
         with record.part(f"onnxruntime {where}"):
-            made = graphs(EMBEDDER, Path(scratch))
+            made = write_graphs(EMBEDDER, Path(scratch))
             on_onnxruntime(bench, made, where)
             with record.part("Triton"):
                 on_triton(bench, made, requests)
@@ -83,7 +83,7 @@ def main() -> None:
 def sentence_transformers(bench: Bench, scratch: Path, where: str, requests: int) -> None:
     module = importlib.import_module("gateway.adapters.embedding.sentence_transformers")
     library = importlib.import_module("sentence_transformers")
-    folder, device = published(bench.given.weights, scratch / "published"), bench.given.device
+    folder, device = published_model(bench.given.weights, scratch / "published"), bench.given.device
     bench.measure(
         f"sentence-transformers {where} float32", of_gateway(module.SentenceTransformersEncoder(str(folder), device))
     )
@@ -96,11 +96,11 @@ def sentence_transformers(bench: Bench, scratch: Path, where: str, requests: int
 
         bench.measure(f"sentence-transformers {where} float16", encode)
     section = f'sentence-transformers, model: "{folder}", device: {device}'
-    through_gateway(section, "sentence-transformers", bench.decisions.texts, requests, bench.record)
+    measure_through_gateway(section, "sentence-transformers", bench.decisions.texts, requests, bench.record)
 
 
 def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
-    """Each precision in whole batches. int8 has no fast kernels for a GPU: its row shows what that costs."""
+    """Measure each precision in whole batches. int8 has no fast kernels for a GPU; its row shows that cost."""
     folder = model_dir()
     reader = TextTokenizer(folder / TOKENIZER_FILE, load_manifest(folder).reading)
     for precision in ("float32", "float16", "int8"):
@@ -109,15 +109,15 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
             session = Session(made.of(precision), bench.given.device)
 
             def encode(texts: Sequence[str], session: Session = session) -> Vectors:
-                return normalised(session([reader.read(text).ids for text in texts]))
+                return normalise(session([reader.read(text).ids for text in texts]))
 
             bench.measure(name, encode)
 
 
 def on_triton(bench: Bench, made: Graphs, requests: int) -> None:
-    """The adapter of the gateway, held to its contract first."""
+    """Measure the gateway's adapter, after it has passed its contract."""
     module = importlib.import_module("gateway.adapters.triton.encoder")
-    with served(bench.given, {EMBEDDER: (made.float32, python_config(EMBEDDER))}) as server:
+    with triton_server(bench.given, {EMBEDDER: (made.float32, python_config(EMBEDDER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonEncoder(server.url, EMBEDDER, tokenizer, timeout_s=TIMEOUT_S, clock=SystemClock())
         for rule in RULES:
@@ -125,10 +125,10 @@ def on_triton(bench: Bench, made: Graphs, requests: int) -> None:
         bench.record.row("contract of the text encoder on Triton", kept=len(RULES))
         bench.measure(f"Triton float32 ({server.about})", of_gateway(encoder))
         section = f'triton, url: "{server.url}", model: {EMBEDDER}'
-        through_gateway(section, "Triton", bench.decisions.texts, requests, bench.record)
+        measure_through_gateway(section, "Triton", bench.decisions.texts, requests, bench.record)
 
 
-def batches_of(given: Given) -> tuple[int, ...]:
+def batches_of(given: StageOptions) -> tuple[int, ...]:
     return BATCHES[:2] if given.quick else BATCHES
 
 
@@ -137,7 +137,7 @@ def of_gateway(encoder: Any) -> Encode:
     return lambda texts: np.stack([each.vector for each in encoder.encode(list(texts))])
 
 
-def normalised(vectors: Vectors) -> Vectors:
+def normalise(vectors: Vectors) -> Vectors:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
 
 

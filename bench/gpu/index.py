@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from bench import index_device
 from bench.gpu.inventory import gpu_memory_mb
-from bench.gpu.record import Given, Record, Skipped, stage_arguments
-from bench.gpu.sessions import timed
+from bench.gpu.record import Record, Skipped, StageOptions, stage_arguments
+from bench.gpu.sessions import time_calls
 from bench.questions import DIMENSION, Matrix, Questions
 from gateway.adapters.faiss.gpu_partition import SCRATCH_BYTES, CudaDevice, Device
 from gateway.adapters.faiss.partition import empty_lists
@@ -47,14 +47,14 @@ def main() -> None:
         record.row("smallest size with a faster search of one question on the device", entries=first or "none of these")
 
 
-def compare(given: Given, record: Record, size: int) -> bool:
+def compare(given: StageOptions, record: Record, size: int) -> bool:
     """Keep the rows of a size, and return whether the gateway's index searches faster with the device."""
     questions = Questions(7)
-    stored = questions.some(size)
-    asked = questions.in_other_words(stored[questions.pick(min(ASKED, size), size)])
-    new = questions.some(ADDED)
+    stored = questions.sample(size)
+    asked = questions.paraphrase(stored[questions.pick(min(ASKED, size), size)])
+    new = questions.sample(ADDED)
     began = time.perf_counter()
-    centroids, lists = index_device.listed(stored, on_gpu=given.device == "cuda")
+    centroids, lists = index_device.assign_lists(stored, on_gpu=given.device == "cuda")
     trained_s = time.perf_counter() - began
     for name, build in _kinds(given, centroids, size):
         part = f"FAISS, {name}"
@@ -62,7 +62,7 @@ def compare(given: Given, record: Record, size: int) -> bool:
             before, began = gpu_memory_mb(), time.perf_counter()
             index = build(stored)
             built_s = time.perf_counter() - began
-            figures = raw(index, asked, new, given.patience_s)
+            figures = measure_raw(index, asked, new, given.patience_s)
             after = gpu_memory_mb()
             memory = after - before if after is not None and before is not None else "unknown"
             record.row(part, entries=size, built_s=built_s, lists_trained_s=trained_s, GPU_MB=memory, **figures)
@@ -70,7 +70,7 @@ def compare(given: Given, record: Record, size: int) -> bool:
     if size < IndexPlan().device_from:
         raise Skipped(f"the gateway searches fewer than {IndexPlan().device_from:,} entries on the CPU in any case")
     device: Device = CudaDevice("cuda") if given.device == "cuda" else CpuDevice()
-    rows = asyncio.run(index_device.compared_lists(stored, centroids, lists, questions, given.device, device))
+    rows = asyncio.run(index_device.compare_lists(stored, centroids, lists, questions, given.device, device))
     for row in rows:
         record.row(
             f"the gateway's index, {row.where}",
@@ -86,12 +86,12 @@ def compare(given: Given, record: Record, size: int) -> bool:
     return rows[1].p50_ms < rows[0].p50_ms
 
 
-def raw(index: Any, asked: Matrix, new: Matrix, seconds: float) -> dict[str, float | str]:
+def measure_raw(index: Any, asked: Matrix, new: Matrix, seconds: float) -> dict[str, float | str]:
     """Measure searches of 1 and of `BATCH` questions, an addition of `ADDED` entries, and their removal."""
     figures: dict[str, float | str] = {}
     for batch in (1, BATCH):
         parts = [np.ascontiguousarray(asked[at : at + batch]) for at in range(0, len(asked) - batch + 1, batch)]
-        p50, p99 = timed(lambda at, parts=parts: index.search(parts[at % len(parts)], K), seconds)  # type: ignore[misc]
+        p50, p99 = time_calls(lambda at, parts=parts: index.search(parts[at % len(parts)], K), seconds)  # type: ignore[misc]
         figures |= {f"p50_ms_at_{batch}": p50, f"p99_ms_at_{batch}": p99}
     ids = np.arange(10**9, 10**9 + len(new), dtype=np.int64)
     for name, change in (
@@ -107,7 +107,7 @@ def raw(index: Any, asked: Matrix, new: Matrix, seconds: float) -> dict[str, flo
     return figures
 
 
-def _kinds(given: Given, centroids: Matrix, size: int) -> Iterator[tuple[str, Callable[[Matrix], Any]]]:
+def _kinds(given: StageOptions, centroids: Matrix, size: int) -> Iterator[tuple[str, Callable[[Matrix], Any]]]:
     """Yield each kind of index with what builds it. One that this FAISS lacks raises `Skipped` when it is built."""
     plan, resources = IndexPlan(), None
     if given.device == "cuda":
@@ -115,13 +115,13 @@ def _kinds(given: Given, centroids: Matrix, size: int) -> Iterator[tuple[str, Ca
         resources.setTempMemory(SCRATCH_BYTES)
 
     def on_cpu(stored: Matrix) -> Any:
-        return _filled(empty_lists(centroids, plan.probes_for(size)), stored)
+        return _fill(empty_lists(centroids, plan.probes_for(size)), stored)
 
     def on_gpu(stored: Matrix) -> Any:
         empty = empty_lists(centroids, plan.device_probes)
         if given.device != "cuda":
-            return _filled(faiss.clone_index(empty), stored)
-        return _filled(_GPU.index_cpu_to_gpu(resources, 0, empty), stored)
+            return _fill(faiss.clone_index(empty), stored)
+        return _fill(_GPU.index_cpu_to_gpu(resources, 0, empty), stored)
 
     def cagra(stored: Matrix) -> Any:
         if not hasattr(faiss, "GpuIndexCagra"):
@@ -136,7 +136,7 @@ def _kinds(given: Given, centroids: Matrix, size: int) -> Iterator[tuple[str, Ca
     yield f"{where}, CAGRA", cagra
 
 
-def _filled(index: Any, stored: Matrix) -> Any:
+def _fill(index: Any, stored: Matrix) -> Any:
     for at in range(0, len(stored), index_device.CHUNK):
         part = stored[at : at + index_device.CHUNK]
         ids: NDArray[np.int64] = np.arange(at, at + len(part), dtype=np.int64)

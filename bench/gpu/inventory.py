@@ -22,7 +22,7 @@ SMI = ("name", "memory.total", "driver_version", "compute_cap")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """`packages`: any of these provides the module. `ask`: prints what it finds. `pip`: what brings it."""
+    """A library. `packages`: any of these provides the module. `ask`: code that prints its state. `pip`: its name."""
 
     name: str
     packages: tuple[str, ...]
@@ -63,10 +63,10 @@ def main() -> None:
     with record.part("GPU"):
         record.row("GPU", **gpu())
     with record.part("CUDA compiler"):
-        record.row("CUDA compiler", version=_printed(["nvcc", "--version"]).splitlines()[-1])
+        record.row("CUDA compiler", version=_output_of(["nvcc", "--version"]).splitlines()[-1])
     for library in LIBRARIES:
         with record.part(library.name):
-            found(library, record)
+            record_library(library, record)
 
 
 def gpu() -> dict[str, str | int]:
@@ -84,7 +84,7 @@ def gpu() -> dict[str, str | int]:
     said: dict[str, str | int] = {"count": count.value, "CUDA": f"{version.value // 1000}.{version.value % 1000 // 10}"}
     try:
         asked = ["nvidia-smi", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader"]
-        said |= dict(zip(SMI, _printed(asked).splitlines()[0].split(", "), strict=True))
+        said |= dict(zip(SMI, _output_of(asked).splitlines()[0].split(", "), strict=True))
     except (Skipped, ValueError):
         said["name"] = "unknown: nvidia-smi does not answer"
     return said
@@ -94,13 +94,13 @@ def gpu_memory_mb() -> float | None:
     """Return the memory in use on the first GPU, of all processes; None without nvidia-smi."""
     try:
         return float(
-            _printed(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]).splitlines()[0]
+            _output_of(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]).splitlines()[0]
         )
     except (Skipped, ValueError):
         return None
 
 
-def found(library: Library, record: Record) -> None:
+def record_library(library: Library, record: Record) -> None:
     """Keep the version of a library and what it says. Raises `Skipped` with the command that installs it."""
     versions = [f"{package} {version}" for package in library.packages if (version := _version(package))]
     if not versions:
@@ -121,7 +121,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _printed(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     """Return what a program prints. Raises `Skipped`."""
     if shutil.which(command[0]) is None:
         raise Skipped(f"{command[0]} is not on the PATH")

@@ -15,16 +15,16 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 from bench.embedders import statistics_of
 from bench.gpu.decisions import Decisions
-from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import Served, sampled, served
-from bench.gpu.sessions import Rows, Session, padded, rates
-from bench.gpu.student import GRAPH, NAME, Student, found, student
+from bench.gpu.record import Record, StageOptions, stage_arguments
+from bench.gpu.sessions import Rows, Session, pad_rows, rates
+from bench.gpu.student import GRAPH, NAME, Student, student, student_in
+from bench.gpu.triton_server import TritonEndpoint, peak_metrics, triton_server
 from bench.gpu.weights import model_dir
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
 
 BATCHES, INSTANCES, CALLERS = (1, 8, 64), (1, 2), (1, 16, 64)
-LENGTH = 32  # tokens to which each text is padded, so that requests share a batch
+LENGTH = 32  # tokens to which each text is pad_rows, so that requests share a batch
 LIMIT_MS = 10.0  # a latency budget for the light model
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     reader = TextTokenizer(folder / TOKENIZER_FILE, load_manifest(folder).reading)
     ids = [reader.read(text).ids[:LENGTH] for text in Decisions(64).texts]
     with record.part("light model"), tempfile.TemporaryDirectory() as scratch:
-        light = found(given.student) if given.student else student(Path(scratch))
+        light = student_in(given.student) if given.student else student(Path(scratch))
         for device in dict.fromkeys(("cpu", given.device)):
             name = f"{NAME} graph on {device}"
             with record.part(name):
@@ -44,10 +44,10 @@ def main() -> None:
                 on_triton(given, record, light, count, ids)
 
 
-def on_triton(given: Given, record: Record, light: Student, count: int, ids: Rows) -> None:
+def on_triton(given: StageOptions, record: Record, light: Student, count: int, ids: Rows) -> None:
     """Keep a row for each number of callers. A batch forms where requests meet a busy instance."""
     name = GRAPH if given.triton is None else f"{NAME}-graph"
-    with served(given, {name: (light.graph, python_config(light.config, count))}) as server:
+    with triton_server(given, {name: (light.graph, python_config(light.config, count))}) as server:
         within = 0
         for callers in CALLERS[:2] if given.quick else CALLERS:
             figures = asyncio.run(load(server, name, ids, callers, 2 * given.patience_s))
@@ -56,11 +56,11 @@ def on_triton(given: Given, record: Record, light: Student, count: int, ids: Row
         record.row(f"callers of {count} instances whose p99 stays within {LIMIT_MS:g} ms", callers=within)
 
 
-async def load(server: Served, model: str, ids: Rows, callers: int, seconds: float) -> dict[str, Any]:
+async def load(server: TritonEndpoint, model: str, ids: Rows, callers: int, seconds: float) -> dict[str, Any]:
     """Return the figures of a closed loop, and the largest value of each metric during it."""
     took: list[float] = []
     before = await statistics_of(server.url, model)
-    sampling = asyncio.create_task(asyncio.to_thread(sampled, server, seconds))
+    sampling = asyncio.create_task(asyncio.to_thread(peak_metrics, server, seconds))
     async with InferenceServerClient(server.url.partition("://")[2]) as client:
         until = time.perf_counter() + seconds
 
@@ -94,7 +94,7 @@ def python_config(config: str, count: int) -> str:
 
 
 def _input(name: str, row: Any, pad: int) -> InferInput:
-    values = padded([[*row, *[pad] * (LENGTH - len(row))]])
+    values = pad_rows([[*row, *[pad] * (LENGTH - len(row))]])
     made = InferInput(name, list(values.shape), "INT64")
     made.set_data_from_numpy(values)
     return made

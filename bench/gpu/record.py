@@ -24,7 +24,7 @@ class Skipped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StageOptions:
     """The options of the command that concern stages."""
 
     device: str  # "cuda", or "cpu" to try the code without a GPU
@@ -73,7 +73,7 @@ class Record:
             self.row(name, failed=f"{type(error).__name__}: {error}"[:LONGEST])
 
 
-def stage_arguments() -> tuple[Given, Record]:
+def stage_arguments() -> tuple[StageOptions, Record]:
     """Read the command line that `bench.gpu.stages` gives to the process of a stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -87,5 +87,7 @@ def stage_arguments() -> tuple[Given, Record]:
     parser.add_argument("--quick", action="store_true")
     said = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that blocks end the servers that they started
-    given = Given(said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.student, said.quick)
+    given = StageOptions(
+        said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.student, said.quick
+    )
     return given, Record(said.out, said.limit)

@@ -35,21 +35,21 @@ class Session:
 
     def __call__(self, ids: Rows, types: Rows | None = None) -> NDArray[np.float32]:
         """Return the first output, one row for each of `ids`. `types`: of their tokens."""
-        feed = {"input_ids": padded(ids), "attention_mask": padded([[1] * len(row) for row in ids])}
+        feed = {"input_ids": pad_rows(ids), "attention_mask": pad_rows([[1] * len(row) for row in ids])}
         if types is not None:
-            feed["token_type_ids"] = padded(types)
+            feed["token_type_ids"] = pad_rows(types)
         found: NDArray[np.float32] = self._session.run(None, {k: v for k, v in feed.items() if k in self._inputs})[0]
         return found
 
 
-def padded(rows: Rows) -> NDArray[np.int64]:
+def pad_rows(rows: Rows) -> NDArray[np.int64]:
     made = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for at, row in enumerate(rows):
         made[at, : len(row)] = row
     return made
 
 
-def timed(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
+def time_calls(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
     """Call with 0, 1, ... for so long, at least three times after two for warming up. Return p50 and p99 in ms."""
     for at in range(2):
         call(at)
@@ -70,7 +70,7 @@ def rates(
     found: dict[str, float] = {}
     for batch in batches:
         chosen = [[items[(at + i * batch) % len(items)] for at in range(batch)] for i in range(8)]
-        p50, p99 = timed(lambda at, chosen=chosen: run(chosen[at % len(chosen)]), seconds)  # type: ignore[misc]
+        p50, p99 = time_calls(lambda at, chosen=chosen: run(chosen[at % len(chosen)]), seconds)  # type: ignore[misc]
         found[f"per_s_at_{batch}"] = 1e3 * batch / p50
         if batch == 1:
             found |= {"p50_ms": p50, "p99_ms": p99}

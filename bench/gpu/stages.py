@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.record import Given
+from bench.gpu.record import StageOptions
 
 MINUTES = 8.0  # for which the limits of the stages are made
 GRACE_S = 5.0  # for a stage to end its servers, once its time is over
@@ -27,7 +27,7 @@ GRACE_S = 5.0  # for a stage to end its servers, once its time is over
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`limit_s`: the most seconds that it may take of the `MINUTES` of a run."""
+    """A stage. `limit_s`: the most seconds that it may take of the `MINUTES` of a run."""
 
     name: str
     about: str
@@ -52,7 +52,7 @@ STAGES = (
 
 @dataclass(slots=True)
 class Outcome:
-    """`status`: measured, partly, skipped, stopped or failed. `reason`: of all but the first."""
+    """The end of a stage. `status`: measured, partly, skipped, stopped or failed. `reason`: of all but the first."""
 
     stage: str
     status: str
@@ -78,7 +78,7 @@ def outcome_of(stage: Stage, rows: list[dict[str, Any]], code: int | None, said:
     return Outcome(stage.name, "failed" if any("failed" in row for row in lacking) else "skipped", reason, rows=rows)
 
 
-def run_stage(stage: Stage, given: Given, limit_s: float) -> Outcome:
+def run_stage(stage: Stage, given: StageOptions, limit_s: float) -> Outcome:
     """Run a stage for at most `limit_s` seconds. Its processes have ended then."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -95,12 +95,14 @@ def run_stage(stage: Stage, given: Given, limit_s: float) -> Outcome:
     return outcome
 
 
-def run(stages: Sequence[Stage], given: Given, minutes: float, report: Path, tell: Callable[[str], None]) -> Report:
+def run(
+    stages: Sequence[Stage], given: StageOptions, minutes: float, report: Path, tell: Callable[[str], None]
+) -> Report:
     """Run the inventory and these stages within the time, and write the report after each. Raises OSError."""
     until, found = time.monotonic() + 60.0 * minutes, Report(given)
     for stage in (INVENTORY, *(each for each in stages if each is not INVENTORY)):
         left = until - time.monotonic()
-        if stage is not INVENTORY and (lacking := found.lacking()):
+        if stage is not INVENTORY and (lacking := found.missing_device()):
             outcome = Outcome(stage.name, "skipped", lacking)
         elif left < GRACE_S:
             outcome = Outcome(stage.name, "skipped", f"the {minutes:g} minutes are over")
@@ -114,10 +116,10 @@ def run(stages: Sequence[Stage], given: Given, minutes: float, report: Path, tel
 
 @dataclass
 class Report:
-    given: Given
+    given: StageOptions
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def lacking(self) -> str:
+    def missing_device(self) -> str:
         """Return why the stages of a GPU cannot run; empty: they can."""
         rows = {row["part"]: row for outcome in self.outcomes for row in outcome.rows}
         gpu = rows.get("GPU", {})
@@ -143,7 +145,7 @@ class Report:
         draft.replace(path)
 
 
-def _words(given: Given) -> list[str]:
+def _words(given: StageOptions) -> list[str]:
     words = ["--device", given.device, "--sizes", *map(str, given.sizes)]
     for option in ("weights", "triton", "metrics", "student"):
         value = getattr(given, option)

@@ -21,7 +21,7 @@ NAME, GRAPH, CONFIG = "light", "light-graph", "config.pbtxt"
 
 @dataclass(frozen=True, slots=True)
 class Student:
-    """`graph`: float32, for the device. `config`: of its entry for Triton's onnxruntime backend."""
+    """A small model. `graph`: float32, for the device. `config`: its entry for Triton's onnxruntime backend."""
 
     graph: Path
     config: str
@@ -60,10 +60,10 @@ def student(scratch: Path) -> Student:
         distil(options, print)
     except (FetchFailed, DataInvalid) as error:
         raise Skipped(f"no light model: {error}") from None
-    return found(repository / GRAPH)
+    return student_in(repository / GRAPH)
 
 
-def found(entry: Path) -> Student:
+def student_in(entry: Path) -> Student:
     """Return the student of an entry that `nearhit distill --tensorrt` wrote, such as models/NAME-graph. Raises
     `Skipped`."""
     graphs = sorted(entry.glob("*/model.onnx"))

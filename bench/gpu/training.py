@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.record import Given, Skipped, stage_arguments
-from bench.gpu.weights import model_dir, published
+from bench.gpu.record import Skipped, StageOptions, stage_arguments
+from bench.gpu.weights import model_dir, published_model
 from gateway.adapters.onnx.cross_encoder import load_word_table
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE
 from training import wordings
@@ -32,15 +32,15 @@ def main() -> None:
             record.row(name, **figures)
 
 
-def steps(given: Given, device: str, seconds: float) -> dict[str, Any]:
+def steps(given: StageOptions, device: str, seconds: float) -> dict[str, Any]:
     """Train for so long, and return the rates. Raises `Skipped`."""
     torch = importlib.import_module("torch")
     if device == "cuda" and not torch.cuda.is_available():
         raise Skipped(f"torch {torch.__version__} finds no GPU")
     trainer, network_of = (importlib.import_module(f"training.{name}") for name in ("cross_encoder", "cross_network"))
     with tempfile.TemporaryDirectory() as scratch:
-        network = network_of.Network(published(given.weights, Path(scratch)), trainer.LAYERS)
-    data = trainer.Data(wordings.written(wordings.groups()), [])
+        network = network_of.Network(published_model(given.weights, Path(scratch)), trainer.LAYERS)
+    data = trainer.Data(wordings.pairs(wordings.groups()), [])
     rows = trainer.batches(data, network_of.Reader(model_dir() / TOKENIZER_FILE), random.Random(0))
     table = load_word_table(model_dir())
     trainer.train(network, rows, table, WARM, 10 * seconds, device)

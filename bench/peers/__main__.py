@@ -22,11 +22,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.asked import CONFIG, POLICY, body
-from bench.gateways import bare, end, free_port, gateway_of
+from bench.fixtures import CONFIG, POLICY, body
+from bench.gateways import end, free_port, gateway_of, start_bare_servers
 from bench.load import Load, request_bytes, run
-from bench.peers.known import OURS_HIT, OURS_THROUGH, PEERS, Asked, Peer
-from bench.peers.picture import drawn
+from bench.peers.catalogue import OURS_HIT, OURS_THROUGH, PEERS, Peer, PeerRequest
+from bench.peers.picture import draw
 from bench.protocols import QUESTION
 
 START_S = 600.0  # of the slowest of them, on a busy machine
@@ -37,17 +37,17 @@ WAYS = ("pass-through", "exact hit")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one listens, and what it is asked, by way."""
+class Target:
+    """The address of a server, and the requests to it, by way."""
 
     port: int
     pid: int
-    ways: Mapping[str, Asked]
+    ways: Mapping[str, PeerRequest]
     headers: str = ""
 
 
 @dataclass
-class Compared:
+class Comparison:
     loads: dict[tuple[str, str, int], list[Load]] = field(default_factory=dict)  # by way, who, connections
     how: dict[str, str] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
@@ -69,12 +69,12 @@ class Compared:
 
 
 def _cpu(load: Load) -> float:
-    """Of its children, too."""
+    """Return the CPU time, with that of the children."""
     return load.cpu_us + load.store_cpu_us
 
 
 @contextlib.contextmanager
-def started(peer: Peer, upstream: int, folder: Path) -> Iterator[Place]:
+def start(peer: Peer, upstream: int, folder: Path) -> Iterator[Target]:
     port = free_port()
     command = peer.command(port, upstream, folder)
     with (folder / f"{peer.name}.log").open("wb") as log:
@@ -89,26 +89,26 @@ def started(peer: Peer, upstream: int, folder: Path) -> Iterator[Place]:
             said = (folder / f"{peer.name}.log").read_text(errors="replace")[-1000:]
             raise SystemExit(f"{peer.name} does not listen: {said}")
         ways = {way: asked for way, asked in zip(WAYS, (peer.through, peer.hit), strict=True) if asked is not None}
-        yield Place(port, process.pid, ways, peer.headers.format(upstream=upstream))
+        yield Target(port, process.pid, ways, peer.headers.format(upstream=upstream))
     finally:
         end(process)
 
 
-async def measured(requests: int, rounds: int) -> Compared:
-    compared = Compared()
+async def measure(requests: int, rounds: int) -> Comparison:
+    compared = Comparison()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        there = bare(stack)
+        there = start_bare_servers(stack)
         ours = stack.enter_context(gateway_of(CONFIG, POLICY, embedder="hash", upstream=there.upstream, more=""))
-        fixed = Place(*there.fixed, {"": Asked(body(QUESTION))})
-        proxy = Place(*there.proxy, {"pass-through": Asked(body(QUESTION))})
-        own = Place(ours.port, ours.process.pid, dict(zip(WAYS, (OURS_THROUGH, OURS_HIT), strict=True)))
+        fixed = Target(*there.fixed, {"": PeerRequest(body(QUESTION))})
+        proxy = Target(*there.proxy, {"pass-through": PeerRequest(body(QUESTION))})
+        own = Target(ours.port, ours.process.pid, dict(zip(WAYS, (OURS_THROUGH, OURS_HIT), strict=True)))
         places = {BARE: fixed, "bare proxy": proxy, OURS: own}
         for peer in PEERS:
             if not peer.program.exists():
                 compared.absent.append(peer.name)
                 continue
-            places[peer.name] = stack.enter_context(started(peer, there.upstream, folder))
+            places[peer.name] = stack.enter_context(start(peer, there.upstream, folder))
             compared.how[peer.name] = peer.how
         for place in places.values():
             for asked in place.ways.values():  # what is to be hit is stored, what is compiled late is compiled
@@ -125,7 +125,7 @@ async def measured(requests: int, rounds: int) -> Compared:
     return compared
 
 
-def table(compared: Compared) -> Iterator[str]:
+def table(compared: Comparison) -> Iterator[str]:
     yield f"{'':<14}{'':<14}{'c':>3}{'CPU us':>9}{'x bare':>9}{'(range)':>15}{'p50 ms':>9}{'req/s':>8}"
     for row in sorted(compared.rows(), key=lambda row: (row["connections"], row["way"])):
         spread = "{:.2f}-{:.2f}".format(*row["x_bare_range"])  # type: ignore[misc]
@@ -144,13 +144,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("build/peers.json"))
     parser.add_argument("--picture", type=Path, help="draw it here")
     given = parser.parse_args()
-    compared = asyncio.run(measured(given.requests, given.rounds))
+    compared = asyncio.run(measure(given.requests, given.rounds))
     print("\n".join(table(compared)))
     given.json.parent.mkdir(parents=True, exist_ok=True)
     said = {"rows": list(compared.rows()), "how": compared.how, "absent": compared.absent}
     given.json.write_text(json.dumps(said, indent=1) + "\n")
     if given.picture:
-        given.picture.write_text(drawn(said))
+        given.picture.write_text(draw(said))
 
 
 if __name__ == "__main__":

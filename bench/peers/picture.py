@@ -16,10 +16,13 @@ OURS, OTHERS, FLOOR = "#0b7a4b", "#7a869a", "#c3c9d1"
 FONT = "font-family='system-ui,sans-serif' fill='#57606a'"
 
 
-def drawn(said: Mapping[str, Any]) -> str:
-    """SVG: for each way CPU of a request over that of a bare server, at `CONNECTIONS` connections, on a log scale."""
+def draw(said: Mapping[str, Any]) -> str:
+    """Return SVG: for each way the CPU of a request over that of a bare server.
+
+    The bars are at `CONNECTIONS` connections, on a log scale.
+    """
     rows = [row for row in said["rows"] if row["connections"] == CONNECTIONS]
-    ways = [(way, _of(rows, way)) for way in ("pass-through", "exact hit")]
+    ways = [(way, _rows_of(rows, way)) for way in ("pass-through", "exact hit")]
     height = 26 + sum(HEAD + len(some) * (BAR + GAP) for _, some in ways)
     most = max(float(row["x_bare"]) for row in rows)
     least = min(0.5, min(float(row["x_bare"]) for row in rows))
@@ -37,7 +40,7 @@ def drawn(said: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of(rows: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
+def _rows_of(rows: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
     return sorted((row for row in rows if row["way"] in (way, "")), key=lambda row: float(row["x_bare"]))
 
 
@@ -58,4 +61,4 @@ def _title(ways: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(drawn(json.loads(Path(sys.argv[1]).read_text())))
+    Path(sys.argv[2]).write_text(draw(json.loads(Path(sys.argv[1]).read_text())))

@@ -65,12 +65,12 @@ def pipeline_source() -> str:
 def _cluster(name: str, title: str, steps: Sequence[Step[Any]]) -> Iterator[str]:
     yield f'  subgraph cluster_{name} {{ label="{title}"; labeljust=l; style="rounded"; color="#8899cc"'
     for step in steps:
-        label = f'<b>{step.name}</b><br/><font point-size="10">{_escaped(step.reason)}</font>'
+        label = f'<b>{step.name}</b><br/><font point-size="10">{_escape(step.reason)}</font>'
         yield f"    {step.name} [group=chain, label=<{label}>]"
     yield "  }"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

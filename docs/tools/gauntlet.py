@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gauntlet.rows import read_parts
 
 DOCS = Path(__file__).parents[1]
@@ -43,13 +43,13 @@ def markdown(parts: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str, parts: Sequence[Mapping[str, Any]]) -> str:
+def with_table(page: str, parts: Sequence[Mapping[str, Any]]) -> str:
     """Return a page with its table written again."""
     return with_part(page, "gauntlet", markdown(parts))
 
 
 def main() -> int:
-    PAGE.write_text(written(PAGE.read_text(), read_parts(FIGURES)))
+    PAGE.write_text(with_table(PAGE.read_text(), read_parts(FIGURES)))
     return 0
 
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gateway import admin
 from gateway.admin.middleware import ROLES
 from gateway.admin.operations import JSON, Operation, operation_of
@@ -55,7 +55,7 @@ class Endpoint(NamedTuple):
         return None if role is None else str(role)
 
     @property
-    def declared(self) -> Operation:
+    def declared_types(self) -> Operation:
         """The types that the handler declares."""
         return operation_of(self.handler)
 
@@ -130,7 +130,7 @@ def _schemas(every: list[Endpoint]) -> tuple[Schema, Types]:
     read: list[Any] = []  # types that the gateway receives
     written: list[Any] = [Error]
     for each in every:
-        declared = each.declared
+        declared = each.declared_types
         read += [declared.query, declared.headers, declared.body]
         written += [declared.returns, declared.error, *declared.errors.values()]
     groups: list[tuple[JsonSchemaMode, list[Any]]] = [("validation", read), ("serialization", written)]
@@ -147,7 +147,7 @@ def _schemas(every: list[Endpoint]) -> tuple[Schema, Types]:
 
 
 def _operation(endpoint: Endpoint, named: Schema, types: Types) -> Schema:
-    declared = endpoint.declared
+    declared = endpoint.declared_types
     found: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}{endpoint.path}").strip("_"),
         "summary": endpoint.summary,
@@ -198,7 +198,8 @@ def _name(reference: Schema) -> str:
 
 
 def _parameter_names(every: list[Endpoint], types: Types) -> set[str]:
-    kinds = [kind for each in every for kind in (each.declared.query, each.declared.headers) if kind is not None]
+    declared = (endpoint.declared_types for endpoint in every)
+    kinds = [kind for each in declared for kind in (each.query, each.headers) if kind is not None]
     return {_name(types(kind)) for kind in kinds}
 
 
@@ -209,7 +210,7 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str) -> str:
+def with_table(page: str) -> str:
     """Return the page with its table written again. Raise `ValueError` if it does not have it once."""
     return with_part(page, "operations", table())
 
@@ -221,7 +222,7 @@ def text() -> str:
 
 def main() -> int:
     SCHEMA.write_text(text())
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))
     return 0
 
 

@@ -127,7 +127,7 @@ def _without_indent(docstring: str) -> str:
     return "\n".join([first.strip(), *(line[margin:] for line in rest.splitlines())])
 
 
-def faults(path: Path) -> Iterator[Fault]:
+def faults_of_file(path: Path) -> Iterator[Fault]:
     """Yield the faults of a file, by its suffix."""
     source = (ROOT / path).read_text()
     yield from docstring_faults(path, source) if path.suffix == ".py" else markdown_faults(path, source)
@@ -148,7 +148,7 @@ def checked_files(arguments: list[str]) -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    found = [fault for path in checked_files(arguments) for fault in faults(path)]
+    found = [fault for path in checked_files(arguments) for fault in faults_of_file(path)]
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.descriptions import describe, written_default
 from gateway.config.policy.limits import LimitRule
@@ -76,7 +76,7 @@ def rows(table: Table) -> Iterator[Row]:
 
 
 def _section_rows(section: type[Section], prefix: str, nested: bool, described: list[type[Section]]) -> Iterator[Row]:
-    """`described` has the sections whose keys the table already has: their keys are not repeated."""
+    """Yield the rows of a section. `described` has the sections whose keys the table already has."""
     meanings = describe(section)
     for key, field in section.model_fields.items():
         inner = [each for each in _sections_in(field.annotation) if nested]
@@ -125,7 +125,7 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str) -> str:
+def with_tables(page: str) -> str:
     """Return a page with its tables written again. Raise `ValueError` if it does not have each table once."""
     names = _NAME.findall(page)
     if sorted(names) != sorted(TABLES):
@@ -136,7 +136,7 @@ def written(page: str) -> str:
 
 
 def main() -> int:
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))
     return 0
 
 

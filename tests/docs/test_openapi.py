@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from jsonschema import Draft202012Validator
 
-from docs.tools.openapi import PAGE, SCHEMA, document, text, written
+from docs.tools.openapi import PAGE, SCHEMA, document, text, with_table
 from gateway.admin.middleware import ROLES
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -83,12 +83,12 @@ def test_the_files_are_those_that_the_code_makes() -> None:
     """If this fails: `make schema`."""
     assert SCHEMA.read_text() == text()
     page = PAGE.read_text()
-    assert written(page) == page
+    assert with_table(page) == page
 
 
 def test_a_page_without_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="expected one"):
-        written("# Admin API\n")
+        with_table("# Admin API\n")
 
 
 async def test_every_route_is_described_and_every_description_is_a_route(served: Served) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from docs.tools.tables import PAGE, TABLES, markdown, written
+from docs.tools.tables import PAGE, TABLES, markdown, with_tables
 
 
 def test_the_page_has_the_tables_that_the_models_make() -> None:
     """If this fails: `make schema`."""
     page = PAGE.read_text()
-    assert written(page) == page
+    assert with_tables(page) == page
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_keys_that_two_adapters_share_have_one_row() -> None:
 
 def test_a_page_without_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="expected"):
-        written("<!-- table: server -->\n<!-- end -->\n")
+        with_tables("<!-- table: server -->\n<!-- end -->\n")

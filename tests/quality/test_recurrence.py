@@ -11,9 +11,9 @@ import pytest
 from gateway.cache.decoys import Decoys
 from gateway.messages import Embedding
 from gateway.ports import Opinion, StoredCandidate
-from quality.decision import Encoded
+from quality.decision import CachingEmbedder
 from quality.labels import Labels
-from quality.recurrence import Learned, Outcome, Recurrence, drawn
+from quality.recurrence import LearnedPairs, Outcome, Recurrence, draw_requests
 from quality.streams import Stream
 from quality.world import Opinions, World
 
@@ -61,9 +61,13 @@ def world(topics: int) -> World:
 
 def played(threshold: float, *, links: bool, decoys: bool = False) -> Outcome:
     made = world(40)
-    replay = Recurrence(made, Opinions(Similar(), None), Encoded(Unused()), Labels(made.stream, {}), lifetime=50)
-    asked = drawn(np.arange(made.stream.asked), 2000, 0.0, seed=1)
-    return asyncio.run(replay.play(asked, threshold, Learned({} if links else None, Decoys() if decoys else None), 1))
+    replay = Recurrence(
+        made, Opinions(Similar(), None), CachingEmbedder(Unused()), Labels(made.stream, {}), lifetime=50
+    )
+    asked = draw_requests(np.arange(made.stream.request_count), 2000, 0.0, seed=1)
+    return asyncio.run(
+        replay.play(asked, threshold, LearnedPairs({} if links else None, Decoys() if decoys else None), 1)
+    )
 
 
 def test_links_serve_rewordings_below_the_threshold() -> None:
@@ -82,6 +86,6 @@ def test_decoys_leave_hits_alone_where_no_question_is_like_one() -> None:
 
 def test_requests_are_drawn_by_popularity_or_each_once() -> None:
     questions = np.arange(5, 50)
-    assert sorted(drawn(questions, 0, 0.8, seed=1)) == list(questions)
-    counts = np.bincount(drawn(questions, 5000, 1.0, seed=1))
+    assert sorted(draw_requests(questions, 0, 0.8, seed=1)) == list(questions)
+    counts = np.bincount(draw_requests(questions, 5000, 1.0, seed=1))
     assert counts.max() > 5 * np.median(counts[5:])

@@ -10,13 +10,13 @@ import pytest
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Embedding
 from gateway.ports import Opinion, StoredCandidate
-from quality.decision import Encoded, Fixed
-from quality.figures import Point, precision_area, served_at, share_kept, windows, within
+from quality.decision import CachingEmbedder, FixedThreshold
+from quality.figures import Point, best_within, precision_area, promise_share, served_share_at, windows
 from quality.http_run import samples, total
 from quality.labels import Labels, pair_key
 from quality.offline import adaptation, curve, promise
 from quality.replay import GROWN, Replay
-from quality.streams import Stream, alone, from_pairs, joined, order
+from quality.streams import Stream, from_pairs, join, order, without_others
 from quality.world import Opinions, World
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -80,12 +80,12 @@ def world(topics: int, *, right: float, wrong: float, others: int = 0, seed: int
 
 
 def replay_of(made: World, wrong_above: float = 0.8) -> Replay:
-    return Replay(made, Opinions(Similar(wrong_above), None), Encoded(Unused()), Labels(made.stream, {}))
+    return Replay(made, Opinions(Similar(wrong_above), None), CachingEmbedder(Unused()), Labels(made.stream, {}))
 
 
 def test_a_threshold_between_right_and_wrong_serves_every_repeat_and_nothing_wrong() -> None:
     replay = replay_of(world(200, right=0.99, wrong=0.75))
-    run = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0)
+    run = replay.play(FixedThreshold(Similar(), 0.9, learn=False), 0.01, audit=0)
     assert int(run.served.sum()) == 300
     assert not run.wrong(replay.labels).any()
     assert (run.served == run.repeated).all()
@@ -109,12 +109,12 @@ def test_a_promise_is_kept_where_similarity_tells_nothing_by_serving_next_to_not
     replay = replay_of(world(700, right=0.93, wrong=0.93))
     control = RouteControl(replay.opinions.prior, replay.opinions.basis)
     run = replay.play(control, 0.01)
-    assert share_kept([run.wrong(replay.labels)], 0.01) == 1.0
+    assert promise_share([run.wrong(replay.labels)], 0.01) == 1.0
 
 
 def test_after_a_change_to_a_domain_where_all_is_alike_the_threshold_rises_and_wrong_hits_fall_again() -> None:
     kind, hard = world(500, right=0.99, wrong=0.7, name="kind"), world(500, right=0.9, wrong=0.9, seed=2, name="hard")
-    both = joined(kind.stream, hard.stream)
+    both = join(kind.stream, hard.stream)
     whole = World(both, np.concatenate([np.stack(kind.vectors), np.stack(hard.vectors)]))
     replay = replay_of(whole, wrong_above=0.01)
     calm, after = (
@@ -131,9 +131,9 @@ def test_after_a_change_to_a_domain_where_all_is_alike_the_threshold_rises_and_w
 def test_a_growing_cache_holds_ten_times_as_many() -> None:
     made = world(300, right=0.95, wrong=0.7, others=4000)
     replay = replay_of(made)
-    plain = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0).entries
-    grown = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0, grow=True).entries
-    quarter = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0, requests=slice(300)).entries
+    plain = replay.play(FixedThreshold(Similar(), 0.9, learn=False), 0.01, audit=0).entries
+    grown = replay.play(FixedThreshold(Similar(), 0.9, learn=False), 0.01, audit=0, grow=True).entries
+    quarter = replay.play(FixedThreshold(Similar(), 0.9, learn=False), 0.01, audit=0, requests=slice(300)).entries
     assert grown == plain + (GROWN - 1) * quarter
 
 
@@ -156,7 +156,7 @@ class Corrected(Similar):
 
 def test_what_nobody_has_read_closely_teaches_nothing() -> None:
     made = world(100, right=0.99, wrong=0.75)
-    replay = Replay(made, Opinions(Unreadable(), None), Encoded(Unused()), Labels(made.stream, {}))
+    replay = Replay(made, Opinions(Unreadable(), None), CachingEmbedder(Unused()), Labels(made.stream, {}))
     control = RouteControl(Unreadable().prior, "similar")
     assert not replay.play(control, 0.01).served.any()
     assert control.labels == 0
@@ -164,15 +164,15 @@ def test_what_nobody_has_read_closely_teaches_nothing() -> None:
 
 def test_second_opinions_decide_a_replay() -> None:
     made = world(100, right=0.99, wrong=0.75)
-    replay = Replay(made, Opinions(Corrected(), None), Encoded(Unused()), Labels(made.stream, {}))
-    run = replay.play(Fixed(Corrected(), 0.9, learn=False), 0.01, audit=0)
+    replay = Replay(made, Opinions(Corrected(), None), CachingEmbedder(Unused()), Labels(made.stream, {}))
+    run = replay.play(FixedThreshold(Corrected(), 0.9, learn=False), 0.01, audit=0)
     assert int(run.served.sum()) == 150
     assert not run.wrong(replay.labels).any()
 
 
 def test_a_route_that_adapts_to_a_domain_reads_every_neighbour_closely() -> None:
     made = world(100, right=0.99, wrong=0.75)
-    replay = Replay(made, Opinions(Corrected(), None), Encoded(Unused()), Labels(made.stream, {}))
+    replay = Replay(made, Opinions(Corrected(), None), CachingEmbedder(Unused()), Labels(made.stream, {}))
     (found,) = adaptation(replay, [0.02], audit=0.0)
     assert found.labels > 50
     assert found.taught == pytest.approx(1.0, abs=0.1)
@@ -181,12 +181,12 @@ def test_a_route_that_adapts_to_a_domain_reads_every_neighbour_closely() -> None
 def test_hindsight_is_what_fixed_thresholds_serve_at_the_same_error() -> None:
     quiet = (np.zeros(10, bool),)
     curve_ = [Point(0.9, 0.1, 0.0, quiet), Point(0.8, 0.2, 0.0, quiet), Point(0.7, 0.4, 0.02, quiet)]
-    assert served_at(curve_, 0.0) == pytest.approx(0.2)
-    assert served_at(curve_, 0.01) == pytest.approx(0.3), "halfway between the two nearest points"
-    assert served_at(curve_, 0.02) == pytest.approx(0.4)
-    assert served_at(curve_, 0.03) is None, "the curve ends before it"
-    assert served_at([], 0.01) is None
-    assert within(curve_, 0.01) is curve_[1]
+    assert served_share_at(curve_, 0.0) == pytest.approx(0.2)
+    assert served_share_at(curve_, 0.01) == pytest.approx(0.3), "halfway between the two nearest points"
+    assert served_share_at(curve_, 0.02) == pytest.approx(0.4)
+    assert served_share_at(curve_, 0.03) is None, "the curve ends before it"
+    assert served_share_at([], 0.01) is None
+    assert best_within(curve_, 0.01) is curve_[1]
 
 
 def test_the_area_under_precision_is_all_that_is_served_less_what_is_wrong() -> None:
@@ -200,9 +200,9 @@ def test_the_area_under_precision_is_all_that_is_served_less_what_is_wrong() -> 
 def test_a_promise_is_kept_by_the_orders_that_hold_it_over_all_requests() -> None:
     wrong = np.zeros(2000, bool)
     wrong[:20] = True
-    assert share_kept([wrong], 0.01) == 1.0
-    assert share_kept([wrong, ~wrong], 0.01) == 0.5
-    assert share_kept([wrong], 0.0099) == 0.0
+    assert promise_share([wrong], 0.01) == 1.0
+    assert promise_share([wrong, ~wrong], 0.01) == 0.5
+    assert promise_share([wrong], 0.0099) == 0.0
 
 
 def test_windows_are_counted_at_every_start() -> None:
@@ -215,7 +215,7 @@ def test_windows_are_counted_at_every_start() -> None:
 
 
 def test_seed_0_keeps_the_order_and_others_shuffle_within_parts() -> None:
-    stream = joined(world(5, right=1, wrong=0.7, name="a").stream, world(5, right=1, wrong=0.7, name="b").stream)
+    stream = join(world(5, right=1, wrong=0.7, name="a").stream, world(5, right=1, wrong=0.7, name="b").stream)
     assert order(stream, 0).tolist() == list(range(40))
     shuffled = order(stream, 1)
     assert sorted(shuffled[:20].tolist()) == list(range(20))
@@ -240,7 +240,7 @@ def test_metrics_are_found_by_their_labels_in_whatever_order() -> None:
 def test_pairs_link_what_asks_the_same_directly_or_not(tmp_path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"a": "x", "b": "y", "y": 1}\n{"a": "y", "b": "z", "y": 1}\n{"a": "x", "b": "w", "y": 0}\n')
-    stream = alone(from_pairs(path, 100))
+    stream = without_others(from_pairs(path, 100))
     answers = dict(zip(stream.questions, stream.answers, strict=True))
     assert answers["x"] == answers["y"] == answers["z"] != answers["w"]
     assert stream.repeats == 0.5

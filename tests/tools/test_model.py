@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench.capacity_model import Job, Kind, Simulation, Station, by_formula, kinds_of, quantile, simulated
+from bench.capacity_model import Job, Kind, Simulation, Station, kinds_of, predict, quantile, simulate
 from gateway.tools.capacity.costs import load_costs
 from gateway.tools.capacity.plan import ServiceTime, mean_wait_s, wait_quantile_s
 
@@ -54,8 +54,8 @@ def test_formula_and_simulation_agree_on_utilisation_and_the_formula_is_above_in
     kinds = kinds_of(costs, {"exact": 0.001, "semantic": 0.006, "miss": 0.008})
     assert isinstance(kinds["miss"], Kind)
     for gateways, rate in ((1, 50.0), (4, 400.0)):
-        formula = by_formula(kinds, costs, gateways, rate)
-        model = simulated(kinds, gateways, rate, 30.0, cores=2 * gateways, seed=3)
+        formula = predict(kinds, costs, gateways, rate)
+        model = simulate(kinds, gateways, rate, 30.0, cores=2 * gateways, seed=3)
         assert model.loop == pytest.approx(formula.loop, rel=0.1)
         assert model.threads == pytest.approx(formula.threads, rel=0.1)
         assert model.p95_ms < formula.p95_ms < 3 * model.p95_ms

@@ -208,7 +208,8 @@ class PartitionCopy(Protocol):
         """Search like a partition. Return None if the original lists must be searched."""
 
 
-# Vectors compared in a search of lists: 0.1 ms (python -m bench.index_few), in a scope of some 32,000 entries.
+# Vectors compared in a search of lists, in a scope of some 32,000 entries: 0.1 ms (python -m
+# bench.index_list_threshold).
 BRIEF_COMPARED = 2200
 
 

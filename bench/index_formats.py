@@ -1,4 +1,4 @@
-"""Compares formats of the vectors in the lists, at 200,000 entries and one thread: `python -m bench.index_forms`."""
+"""Compares formats of the vectors in the lists, at 200,000 entries and one thread: `python -m bench.index_formats`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMS = {
 }
 
 
-def made(form: int | None, centroids: Matrix, stored: Matrix, sample: Matrix) -> Any:
+def make_vectors(form: int | None, centroids: Matrix, stored: Matrix, sample: Matrix) -> Any:
     quantizer = faiss.IndexFlatIP(DIMENSION)
     quantizer.add(centroids)
     lists = len(centroids)
@@ -34,8 +34,8 @@ def made(form: int | None, centroids: Matrix, stored: Matrix, sample: Matrix) ->
     return index, quantizer  # which the index only borrows
 
 
-def searched(index: Any, asked: Matrix) -> tuple[Matrix, Any, list[float]]:
-    """-> the best similarity and row for each, (n,), and milliseconds."""
+def search(index: Any, asked: Matrix) -> tuple[Matrix, Any, list[float]]:
+    """Return the best similarity and row for each, (n,), and milliseconds."""
     best, rows, took = np.empty(len(asked), np.float32), np.empty(len(asked), np.int64), []
     for i, vector in enumerate(asked):
         begun = time.perf_counter()
@@ -46,13 +46,13 @@ def searched(index: Any, asked: Matrix) -> tuple[Matrix, Any, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.index_forms", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.index_formats", description=__doc__)
     parser.add_argument("--entries", type=int, default=200_000)
     entries = parser.parse_args().entries
     faiss.omp_set_num_threads(1)
     questions = Questions(7)
-    stored = questions.some(entries)
-    hits, fresh = questions.in_other_words(stored[questions.pick(ASKED, entries)]), questions.some(ASKED)
+    stored = questions.sample(entries)
+    hits, fresh = questions.paraphrase(stored[questions.pick(ASKED, entries)]), questions.sample(ASKED)
     exact = {name: faiss.knn(asked, stored, 1, metric=faiss.METRIC_INNER_PRODUCT)
              for name, asked in (("hits", hits), ("fresh", fresh))}  # fmt: skip
     lists = IndexPlan().lists(entries)
@@ -60,11 +60,11 @@ def main() -> None:
     centroids = train_centroids(sample, lists, lambda: None)
     print(f"{'form':<10}{'probes':>8}{'bytes':>8}{'p50 ms':>9}{'hits':>9}{'fresh':>9}{'largest error of a hit':>25}")
     for name, form in FORMS.items():
-        index, _quantizer = made(form, centroids, stored, sample)
+        index, _quantizer = make_vectors(form, centroids, stored, sample)
         for probes in (4, 8, 16):
             index.nprobe = probes
-            best, rows, took = searched(index, hits)
-            _, others, _ = searched(index, fresh)
+            best, rows, took = search(index, hits)
+            _, others, _ = search(index, fresh)
             found, similar = rows == exact["hits"][1][:, 0], exact["fresh"][1][:, 0]
             error = np.abs(best - exact["hits"][0][:, 0])[found].max()
             print(

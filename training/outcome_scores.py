@@ -1,7 +1,7 @@
 """Computes complexity scores of recorded outcomes, for `make bench-routing`.
 
-`python -m training.held_out --outcomes JSONL.GZ --model DIR --out JSON` needs scikit-learn, as all training does, and
-three minutes.
+`python -m training.outcome_scores --outcomes JSONL.GZ --model DIR --out JSON` needs scikit-learn, as all training does,
+and three minutes.
 
 `held_out` scores come from weights without any prompt of the same group of subjects. `shipped` scores come from the
 gateway's weights, which were fitted on RouteLLM's outcomes.
@@ -17,7 +17,7 @@ from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.routing.complexity import load_weights
 from gateway.routing.prompt_features import Commonness
 from training import gaps
-from training.complexity import common_words, graded, grouped, held_out, outcomes, scored
+from training.complexity import common_words, domain_folds, held_out_scores, load_graded, read_outcomes, score_all
 
 
 def main() -> None:
@@ -28,10 +28,10 @@ def main() -> None:
     arguments = parser.parse_args()
     encoder = OnnxEncoder(arguments.model, threads=2)
     rarity = Commonness(common_words(arguments.model))
-    seen = outcomes(gaps.rows(arguments.outcomes), encoder, rarity)
+    seen = read_outcomes(gaps.rows(arguments.outcomes), encoder, rarity)
     scores = {
-        "held_out": held_out(seen, graded(encoder, rarity), rarity, grouped(seen.domains))["vector"],
-        "shipped": scored(load_weights(), seen),
+        "held_out": held_out_scores(seen, load_graded(encoder, rarity), rarity, domain_folds(seen.domains))["vector"],
+        "shipped": score_all(load_weights(), seen),
         "light": seen.light,
         "large": seen.large,
     }

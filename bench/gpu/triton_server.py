@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateways import free_port
-from bench.gpu.record import Given, Skipped
+from bench.gpu.record import Skipped, StageOptions
 from gateway.tools.demo.errors import TritonUnavailable
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer
@@ -27,8 +27,8 @@ METRICS = ("nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_inference_pendi
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """`url`: of its gRPC port. `metrics`: the URL of its metrics, None if unknown. `about`: for the table."""
+class TritonEndpoint:
+    """A server. `url`: its gRPC port. `metrics`: the URL of its metrics, or None. `about`: text for the table."""
 
     url: str
     metrics: str | None
@@ -53,14 +53,14 @@ def metric_sums(text: str) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def served(given: Given, models: Mapping[str, tuple[Path, str]]) -> Iterator[Served]:
+def triton_server(given: StageOptions, models: Mapping[str, tuple[Path, str]]) -> Iterator[TritonEndpoint]:
     """Yield a server with these models: by name the graph, and the configuration for the python backend. Raises
     `Skipped`.
 
     `given.triton` names a server that has the models itself.
     """
     if given.triton is not None:
-        yield Served(given.triton, given.metrics, "a server of its own")
+        yield TritonEndpoint(given.triton, given.metrics, "a server of its own")
         return
     try:
         environment = ensure_triton(TRITON_ENV, print)
@@ -72,7 +72,9 @@ def served(given: Given, models: Mapping[str, tuple[Path, str]]) -> Iterator[Ser
             start = TritonServer.start(environment, repository, Path(folder), ports, gpu=given.device == "cuda")
             server = runner.run(start)
             try:
-                yield Served(server.url, f"http://127.0.0.1:{ports.metrics}/metrics", "python backend, onnxruntime")
+                yield TritonEndpoint(
+                    server.url, f"http://127.0.0.1:{ports.metrics}/metrics", "python backend, onnxruntime"
+                )
             finally:
                 runner.run(server.stop())
     except TritonUnavailable as error:
@@ -101,7 +103,7 @@ def _write(repository: Path, name: str, graph: Path, config: str, device: str) -
     shutil.copy(MODEL_CODE, repository / name / "1")
 
 
-def sampled(server: Served, seconds: float) -> dict[str, float]:
+def peak_metrics(server: TritonEndpoint, seconds: float) -> dict[str, float]:
     """Return the largest value of each metric, read ten times a second for so long. Raises OSError."""
     most: dict[str, float] = {}
     until = time.monotonic() + seconds

