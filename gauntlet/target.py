@@ -92,6 +92,7 @@ class Stalls:
     """The stalls of a gateway's event loop that another process did not cause by taking the processor."""
 
     longest_ms: float = 0.0
+    cause: str = ""
     where: str = ""
 
     @property
@@ -100,7 +101,7 @@ class Stalls:
 
     @property
     def levels(self) -> dict[str, bool]:
-        fault = f"the event loop stalled for {self.longest_ms:.0f} ms in {self.where}"
+        fault = f"the event loop stalled for {self.longest_ms:.0f} ms in {self.where}, {self.cause}"
         return {fault: self.longest_ms <= STALL_MS}
 
 
@@ -116,7 +117,8 @@ async def stalls_of(it: Process) -> AsyncIterator[Stalls]:
 
     def record(stall: dict[str, Any] | None) -> None:
         if stall is not None and stall != before and stall["cause"] != "starved" and stall["ms"] > stalls.longest_ms:
-            stalls.longest_ms, stalls.where = float(stall["ms"]), stall.get("where", "unknown code")
+            stalls.longest_ms, stalls.cause = float(stall["ms"]), stall["cause"]
+            stalls.where = stall.get("where", "unknown code")
 
     async def watch() -> None:
         while True:
