@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gateway.adapters.redis.store import worth_of
+from gateway.adapters.system.memory import untrack
 from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
@@ -53,7 +54,8 @@ class EvictionLedger:
         record = self._records.get(fingerprint)
         if record is None:
             value = self._floor + worth / size  # inlines `_value`, as every put runs this
-            self._records[fingerprint] = _Place(size, worth, 1, value, cycle)
+            self._records[fingerprint] = place = _Place(size, worth, 1, value, cycle)
+            untrack(place)
             heapq.heappush(self._queue, (value, fingerprint))
         else:
             self.bytes -= record.size

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.adapters.system.memory import untrack
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.bans import LATER, Bans
 from gateway.messages import EmbeddedVector, Entry, Vector
@@ -183,6 +184,8 @@ class TieredStore:
             self._residents.pop(entry.fingerprint)
         else:
             resident = _Resident(entry, self._clock.monotonic(), self.bans.version, size)
+            untrack(entry)
+            untrack(resident)
             self._residents.put(entry.fingerprint, resident)
 
 

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, GarbageCollection, collecting
+from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, GarbageCollection, collecting, untrack
+from gateway.cache.eviction import _Place
+from gateway.cache.memory_cache import _Resident
+from gateway.messages import Entry
+from tests.fixtures.gateways import Served, at_rest
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -116,3 +120,29 @@ async def test_what_came_and_went_is_no_reason_to_walk_everything() -> None:
             grown(settled)
             await asyncio.sleep(0.01)  # several ticks
         assert gone() is not None
+
+
+class Leaf:
+    """Refers to nothing that can be a part of a cycle."""
+
+
+def test_what_is_untracked_is_freed_with_its_last_reference() -> None:
+    leaf = Leaf()
+    untrack(leaf)
+    untrack(leaf)  # again: nothing happens
+    gone = weakref.ref(leaf)
+    assert not gc.is_tracked(leaf)
+    del leaf
+    assert gone() is None
+
+
+async def test_a_full_collection_walks_no_entry(served: Served) -> None:
+    """Walking a million entries would stop the event loop for seconds."""
+    for number in range(20):
+        await served.chat(f"what is entry {number}?")
+    await at_rest(served)
+    gc.unfreeze()
+    residents = served.gateway.parts.space.store._residents
+    walked = {type(each) for each in gc.get_objects()}
+    assert len(residents) == 20
+    assert not walked & {Entry, _Resident, _Place}
