@@ -289,7 +289,7 @@ def eraser_of(parts: Parts, stores: Stores, removal: Purge) -> Eraser | None:
     eraser = Eraser(
         digests=parts.subjects,
         removal=removal,
-        own={"traffic": parts.recorder, "labels": parts.kept_labels},
+        own={"traffic": parts.recorder, "labels": parts.label_archive},
         shared={"jobs": ErasableJobs(stores.jobs), "files": ErasableFiles(stores.batches)},
         relations=Relations(stores.redis, memory.counterexamples, memory.links),
         learned=LearnedQuestions(parts.spaces),

@@ -25,7 +25,7 @@ from gateway.messages import Call, Choice, Embedding, Scorer
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
-from gateway.routing.session import Held
+from gateway.routing.session import SessionEffect
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
 from gateway.steps.mcp_results import apply_mcp
@@ -237,7 +237,7 @@ def build_explanation(
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
-        session=None if decision.held is None else _session(decision.held),
+        session=None if decision.session_effect is None else _session(decision.session_effect),
         screen=None if screening is None else str(screening),
         personal_data=request.personal_data,
         privacy=None if route.privacy is None else route.privacy.action,
@@ -316,12 +316,12 @@ def _cascade(target: Target) -> str | None:
     return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
 
 
-def _session(held: Held) -> str:
+def _session(effect: SessionEffect) -> str:
     """Return the session's part in the choice as text."""
-    session = held.session
+    session = effect.session
     if session.by is None:
         return "none: the request names none"
-    said = [held.why, f"named by {session.by}"]
+    said = [effect.reason, f"named by {session.by}"]
     if session.turn.delivers:
         said.append("the result of a tool call")
     elif session.turn.short:

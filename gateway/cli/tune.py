@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.system.weight_files import WeightsCorrupt
-from gateway.cache.kept_labels import read_labels
+from gateway.cache.label_archive import read_labels
 from gateway.cache.model_factory import can_tune, embedder_name, model_dir_of
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cli.admin_client import CommandFailed, WrongUsage

@@ -17,7 +17,7 @@ from gateway.config.policy.model import Late, Target
 from gateway.config.policy.targets import TierPart
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Choice, TierDecision
-from gateway.routing.session import Held
+from gateway.routing.session import SessionEffect
 
 
 # First: which part of a tier answers a request.
@@ -80,7 +80,7 @@ class Decision:
     late: bool = False  # there is a budget, and no backend is predicted to meet it
     trial: str | None = None  # the backend whose answer is tried and checked first
     trial_skipped: bool = False  # there is no trial, for lack of time
-    held: Held | None = None  # what the session did to it; None: the route has no sessions
+    session_effect: SessionEffect | None = None  # what the session did to it; None: the route has no sessions
 
 
 def only(backend: str) -> Decision:

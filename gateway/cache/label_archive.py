@@ -34,13 +34,13 @@ Row = tuple[float, float, str, str, str, str, bool, tuple[str, ...]]
 Last the digests of those who asked either question (`gateway.subjects`)."""
 
 
-class KeptLabels:
-    """`KeptLabels` writes the labels of one process. For use from one event loop."""
+class LabelArchive:
+    """`LabelArchive` writes the labels of one process with their texts. For use from one event loop."""
 
     def __init__(self, data_dir: Path, clock: Clock) -> None:
         self._folder = data_dir / FOLDER
         self._clock = clock
-        self._keep: Mapping[str, float] = {}
+        self._retention_s: Mapping[str, float] = {}
         self._rows: list[Row] = []
         self._path: Path | None = None
         self._failing = False
@@ -49,11 +49,13 @@ class KeptLabels:
     def apply(self, policy: Policy) -> None:
         """Apply a new policy: the routes that keep labels, each with its time in seconds."""
         rules = {route.name: route.semantic for route in policy.routes}
-        self._keep = {name: rule.keep_s for name, rule in rules.items() if rule is not None and rule.keep_s is not None}
+        self._retention_s = {
+            name: rule.keep_s for name, rule in rules.items() if rule is not None and rule.keep_s is not None
+        }
 
-    def keep(self, route: str, judged: Judgement, label: Label) -> None:
-        """Keep a label with its two questions, if the route allows it."""
-        keep_s, stored = self._keep.get(route), judged.entry.question
+    def add(self, route: str, judged: Judgement, label: Label) -> None:
+        """Add a label with its two questions, if the route allows it."""
+        keep_s, stored = self._retention_s.get(route), judged.entry.question
         if keep_s is None or stored is None or label is Label.UNDECIDED or len(self._rows) >= MAX_BUFFERED:
             return
         if max(len(stored), len(judged.question)) > MAX_TEXT:
@@ -64,7 +66,7 @@ class KeptLabels:
         self._rows.append(row)
 
     async def run(self) -> None:
-        """Write what was kept, until cancelled."""
+        """Write the rows that wait, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
