@@ -31,7 +31,7 @@ class JobStatus(StrEnum):
     CANCELLED = "cancelled"
 
     @property
-    def over(self) -> bool:
+    def is_final(self) -> bool:
         return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
 
 

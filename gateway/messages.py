@@ -226,7 +226,7 @@ class Entry:
     subjects: tuple[str, ...] = ()  # digests of those who caused the entry (`gateway.subjects`), for an erasure
 
     @property
-    def asked(self) -> float:
+    def request_time(self) -> float:
         """Wall clock: when the backend was called, or when the entry was imported. Purges before that time do not cover
         it."""
         return max(self.created - self.upstream_s, self.imported)
@@ -550,17 +550,17 @@ class ClientForm:
 class InputSplit(Protocol):
     """`InputSplit` splits a call of several independent inputs, and joins the answers. Pure."""
 
-    def apart(self, call: Call) -> tuple[Call, ...]:
+    def split(self, call: Call) -> tuple[Call, ...]:
         """Return one call per input, in order."""
 
-    def gathered(self, calls: Sequence[Call]) -> Call:
+    def merge(self, calls: Sequence[Call]) -> Call:
         """Return one call with the inputs of several calls that differ in nothing else."""
 
-    def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
-        """Split the body that answers `gathered(calls)` into one body per call. Raise `MalformedResponse`."""
+    def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
+        """Split the body that answers `merge(calls)` into one body per call. Raise `MalformedResponse`."""
 
-    def joined(self, wholes: Sequence[bytes]) -> bytes:
-        """Join the bodies that answer the calls of `apart`, in order, into one body. Raise `MalformedResponse`."""
+    def join_answers(self, wholes: Sequence[bytes]) -> bytes:
+        """Join the bodies that answer the calls of `split`, in order, into one body. Raise `MalformedResponse`."""
 
 
 class Dialect(Protocol):

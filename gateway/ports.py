@@ -351,11 +351,11 @@ class NearbyStore(ResponseStore, Protocol):
     def forget(self, fingerprint: str) -> None:
         """Drop the entry from the process, because the store has another one now."""
 
-    def banned(self, entry: Entry, vector: Vector | None = None, asked: float = ...) -> bool:
+    def banned(self, entry: Entry, vector: Vector | None = None, request_monotonic: float = ...) -> bool:
         """Return whether a purge covers the entry.
 
-        `vector` is its own, if known. `asked` is when its backend was called, on the monotonic clock, for an entry
-        fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while, or about
+        `vector` is its own, if known. `request_monotonic`: when its backend was called, by the monotonic clock, for an
+        entry fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while, or about
         to be stored.
         """
 

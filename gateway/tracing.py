@@ -196,7 +196,7 @@ class UpstreamCall:
     started: float
     span_id: str = field(default_factory=new_span_id)
     first: float | None = None  # when its first byte arrived
-    over: float | None = None
+    ended: float | None = None
     status: int | None = None
     error: str = ""  # why there is no complete answer
     payload: list[bytes] = field(default_factory=list)  # the body or events from which the usage is read

@@ -30,14 +30,14 @@ class Inputs:
     def __init__(self, parse: Parse) -> None:
         self._parse = parse
 
-    def apart(self, call: Call) -> tuple[Call, ...]:
+    def split(self, call: Call) -> tuple[Call, ...]:
         """Return one call for each input, as if it had been sent alone, so that both forms share stored entries."""
         return tuple(self._parse({**call.body, "input": one}) for one in call.body["input"])
 
-    def gathered(self, calls: Sequence[Call]) -> Call:
+    def merge(self, calls: Sequence[Call]) -> Call:
         return self._parse({**calls[0].body, "input": [call.body["input"] for call in calls]})
 
-    def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
+    def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
         with reading():
             body = orjson.loads(whole)
             found = {item["index"]: item for item in body["data"]}
@@ -51,7 +51,7 @@ class Inputs:
                 for i in range(len(calls))
             ]
 
-    def joined(self, wholes: Sequence[bytes]) -> bytes:
+    def join_answers(self, wholes: Sequence[bytes]) -> bytes:
         if len(wholes) == 1:
             return wholes[0]
         with reading():

@@ -103,7 +103,7 @@ class BatchDriver:
         """Start a round now: a batch was created or cancelled."""
         self._wake.set()
 
-    def over(self, job: str) -> None:
+    def on_job_end(self, job: str) -> None:
         """Record that a job ended in this gateway. Jobs of other gateways are found by polling."""
         self._ended.add(job)
         self._wake.set()
@@ -176,7 +176,7 @@ class BatchDriver:
             return None
         content = await self._store.content(batch.input_file)
         reader = BatchReader(content or b"", batch.endpoint, self._max_lines)
-        while content is not None and not reader.over:
+        while content is not None and not reader.at_end:
             reader.step()
             await asyncio.sleep(0)
             leased = await self._renewed_at(name, leased)
@@ -199,7 +199,7 @@ class BatchDriver:
                 continue
             await self._renew_lease(driven)
             job_state = await self._jobs.job_state(job)
-            if job_state is None or job_state.status.over:
+            if job_state is None or job_state.status.is_final:
                 await self._write(driven, driven.by_number[number], job_state, "" if job_state else "result_lost")
 
     async def _write(self, driven: _Driven, line: BatchLine, job_state: JobState | None, reason: str) -> None:

@@ -197,10 +197,10 @@ class JobEndpoint:
     async def _follow(self, job_state: JobState) -> AsyncGenerator[Event, None]:
         """Yield each change of status, then the result; heartbeats while nothing changes."""
         job, tenant, status = job_state.id, job_state.tenant, job_state.status
-        if not status.over:
+        if not status.is_final:
             yield _event("status", job_json(job_state, response=False))
         for _ in range(self._notifications.max_beats):
-            if status.over:
+            if status.is_final:
                 break
             try:
                 now = await self._notifications.wait_change(job, status, lambda: self._store.status(job, tenant))
@@ -210,11 +210,11 @@ class JobEndpoint:
                 return
             if now is status:
                 yield _event("heartbeat", {"id": job})
-            elif not now.over:
+            elif not now.is_final:
                 yield _event("status", {"id": job, "object": "job", "status": now.value})
             status = now
         last = await self._store.job_state(job)
-        if last is not None and last.status.over:
+        if last is not None and last.status.is_final:
             yield _event("result", job_json(last))
 
     def _too_large(self) -> PayloadTooLarge:
@@ -253,7 +253,7 @@ def _full(admittance: Admittance) -> GatewayError:
 
 
 def _retry_after(job_state: JobState) -> tuple[tuple[str, str], ...]:
-    return () if job_state.status.over else (("Retry-After", "1"),)
+    return () if job_state.status.is_final else (("Retry-After", "1"),)
 
 
 def _json(status: int, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Response:

@@ -161,7 +161,7 @@ class JobWorkers:
         if isinstance(decision, RetryDecision) and not decision.counted:
             self._pace.back_off(started, now, decision.delay_s)
         elif isinstance(decision, Conclusion):
-            self._pace.done()
+            self._pace.grow()
         return decision
 
     async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, started: float) -> None:

@@ -141,7 +141,7 @@ def spans_of(finished: Finished) -> Iterator[Span]:
                 stage_attributes["nearhit.purpose"] = purpose
             yield span(name, "internal", (started, ended), stage_attributes, new_span_id(), own)
     for call in finished.calls:
-        times = (call.started, call.started if call.over is None else call.over)
+        times = (call.started, call.started if call.ended is None else call.ended)
         failed = call.error not in ("", "cancelled") or (call.status or 0) >= 400
         yield span(_name(call), "client", times, call_attributes(call), call.span_id, own, failed=failed)
 

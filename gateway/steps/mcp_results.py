@@ -105,7 +105,7 @@ class McpResults:
         self._knowledge = knowledge
         self._clock = clock
         self._flights = flights
-        self._asked: dict[RequestContext, tuple[str, str]] = {}  # requests in flight: subject and own fingerprint
+        self._inflight: dict[RequestContext, tuple[str, str]] = {}  # requests in flight: subject and own fingerprint
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call = request.call
@@ -120,11 +120,11 @@ class McpResults:
 
     async def _read(self, request: RequestContext) -> Response:
         if request.own_keys is not None and request.call is not None:
-            self._asked[request] = subject_of(request.call), request.own_keys.fingerprint
+            self._inflight[request] = subject_of(request.call), request.own_keys.fingerprint
         try:
             response = await resolve_response(self._inner(request))
         finally:
-            self._asked.pop(request, None)
+            self._inflight.pop(request, None)
         request.served = None
         if response.status != 200:
             return response
@@ -179,8 +179,8 @@ class McpResults:
         now, authorisation = self._clock.wall(), _authorisation(request)
         for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.tenant, None))):
             self._knowledge.note_change(self._route.name, owner, subject, now)
-        for asked, fingerprint in self._asked.values():
-            if asked == subject:
+        for subject_inflight, fingerprint in self._inflight.values():
+            if subject_inflight == subject:
                 self._flights.pop(fingerprint, None)
 
 
@@ -213,15 +213,15 @@ class ResultPlacement:
         self._knowledge = knowledge
 
     def __call__(
-        self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, asked: float
+        self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, request_time: float
     ) -> Placement:
-        """Return the decision. `asked`: wall clock, when the server was called. `private`: as in `place_result`."""
+        """Return the decision. `request_time`: wall clock, when it was called. `private`: as in `place_result`."""
         placement = place_result(self._settings, call, inspection.hints, private=private)
         if placement.admission is not Admission.STORED:
             return placement
         assert request.shared_keys is not None  # only such results are placed
         owner = request.shared_keys.owner if placement.public else _authorisation(request)
-        if asked <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
+        if request_time <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
             return Placement(Admission.PURGED)
         return placement
 

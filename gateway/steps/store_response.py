@@ -362,7 +362,7 @@ class StoreResponse:
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
             private = directives.private or not directives.vary.isdisjoint(IDENTIFYING)
-            placed = self._placement(request, call, inspection, private=private, asked=now - seconds)
+            placed = self._placement(request, call, inspection, private=private, request_time=now - seconds)
             admission, lifetime_s = placed.admission, min(lifetime_s, placed.ttl_s)
             keys = request.shared_keys if placed.public else None
         if admission is not Admission.STORED:

@@ -163,7 +163,7 @@ class UpstreamPool:
         if now >= request.upstream_due:
             said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)
-        self.budget.asked(now)
+        self.budget.record_call(now)
         endpoint = self._pick_first(request, now)
         if self.single is None or endpoint.breaker.failures:
             return await self._retry_until_final(
@@ -267,7 +267,7 @@ class UpstreamPool:
         delay_s = None if hedging is None else hedging.delay_s(endpoint, request)
         if hedging is None or delay_s is None:
             return [AttemptResult(endpoint, await self._try_call(endpoint, request, tried, retries))]
-        return await hedging.asked(
+        return await hedging.send_hedged(
             lambda endpoint, request: self._try_call(endpoint, request, tried, 0),
             endpoint,
             request,

@@ -218,7 +218,7 @@ class ConcurrencyLimiter:
             if admission is not None and not admission.done():
                 self.inflight += 1
                 self._held[ticket.tenant] = self._held.get(ticket.tenant, 0) + 1
-                self._turnover.given(self._queue.waiting_since, now)
+                self._turnover.on_grant(self._queue.waiting_since, now)
                 admission.set_result(now)
 
     def _sated(self) -> set[str]:

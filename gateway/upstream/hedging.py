@@ -68,7 +68,7 @@ class HedgeBudget:
         self._share = share
         self._tokens = 0.0
 
-    def asked(self) -> None:
+    def record_call(self) -> None:
         """Record a call that could be hedged."""
         self._tokens = min(BURST, self._tokens + self._share)
 
@@ -171,7 +171,7 @@ class Hedging:
         asked = call_features(request.call, request.route)
         if asked is None or not is_hedgeable(request.call, is_internal=request.internal):
             return None
-        self._budget.asked()
+        self._budget.record_call()
         now, until = self._clock.monotonic(), request.due
         predicted = endpoint.predict(asked, now, self._rules.quantile)
         others = (
@@ -182,7 +182,7 @@ class Hedging:
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
         return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
 
-    async def asked(
+    async def send_hedged(
         self, send: Send, endpoint: Upstream, request: RequestContext, delay: float, choose: Select
     ) -> list[HedgeAttempt]:
         """Call `endpoint`; after `delay` seconds without a response, also call the upstream that `choose` returns.

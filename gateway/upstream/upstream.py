@@ -357,7 +357,7 @@ class Attempt:
             return
         now = endpoint.clock.monotonic()
         if self.span is not None and request.traced is not None:
-            self.span.over = now
+            self.span.ended = now
             request.traced.ended(self.span)
         if self.first is None and self._pace is not None:
             self._pace.observe_censored(now - self.started_at, now)

@@ -33,7 +33,7 @@ def test_hedges_never_exceed_their_share_of_any_run_of_calls(wanted: list[bool],
     budget = HedgeBudget(share)
     hedged = [0]
     for want in wanted:
-        budget.asked()
+        budget.record_call()
         hedged.append(hedged[-1] + (want and budget.spend()))
     for end, sent in enumerate(hedged):
         assert sent <= share * end + 1e-6
@@ -45,7 +45,7 @@ def test_hedges_never_exceed_their_share_of_any_run_of_calls(wanted: list[bool],
 def test_where_every_call_is_slow_a_twentieth_is_hedged_and_no_less(calls: int) -> None:
     budget, sent = HedgeBudget(0.05), 0
     for _ in range(calls):
-        budget.asked()
+        budget.record_call()
         sent += budget.spend()
     assert sent == calls // 20
 
@@ -53,7 +53,7 @@ def test_where_every_call_is_slow_a_twentieth_is_hedged_and_no_less(calls: int) 
 def test_a_quiet_time_saves_up_a_burst_and_no_more() -> None:
     budget = HedgeBudget(0.05)
     for _ in range(10_000):
-        budget.asked()
+        budget.record_call()
     assert [budget.spend() for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
 
 
@@ -75,7 +75,7 @@ def test_the_delay_is_what_is_predicted_and_leaves_the_other_one_time(
 def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], first: Load, left: bool) -> None:
     budget = HedgeBudget(1.0)
     if left:
-        budget.asked()
+        budget.record_call()
     why_not = skip_reason(budget, [first, *others], others)
     if why_not is None:
         assert left
@@ -96,7 +96,7 @@ def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], firs
 )
 def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: Hedged | None) -> None:
     budget = HedgeBudget(1.0)
-    budget.asked()
+    budget.record_call()
     assert skip_reason(budget, [first, *others], others) is why_not
 
 

@@ -261,7 +261,7 @@ def raced(served: Served, clock: FakeClock, loser: SlowToEnd) -> tuple[Hedging, 
     request.call, (first, second) = call, endpoints(served)
     race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
     race.delay_s(first, request)  # the call brings its token
-    return race, asyncio.create_task(race.asked(loser.ask, first, request, 0.0, lambda others: others[0]))
+    return race, asyncio.create_task(race.send_hedged(loser.ask, first, request, 0.0, lambda others: others[0]))
 
 
 async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_behind(

@@ -87,7 +87,7 @@ class EmbeddedValkey:
                 pass_fds=(claim.fileno(),),
             )
         try:
-            await wait_until_loaded(child, LogLineReader(path), START_TIMEOUT_S)
+            await wait_until_loaded(child, LoadingProbe(path), START_TIMEOUT_S)
             _, control = await asyncio.open_unix_connection(path)
         except BaseException:
             await child.stop()
@@ -177,15 +177,15 @@ def socket_path(folder: Path) -> Path:
     return private / "valkey.sock"
 
 
-class LogLineReader:
-    """`LogLineReader` asks a server that may still be loading its append-only file. A million entries took 11 s on an
+class LoadingProbe:
+    """`LoadingProbe` asks a server that may still be loading its append-only file. A million entries took 11 s on an
     idle machine, and more on a busy one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loaded_bytes = 0
 
-    async def over(self) -> bool:
+    async def is_answering(self) -> bool:
         """Return whether it answers. Raise `OSError` while nobody listens."""
         return (await self._query(b"PING\r\n", 16)).startswith(b"+PONG")
 
@@ -222,13 +222,13 @@ class LogLineReader:
             return b""
 
 
-async def wait_until_loaded(child: ChildProcess, log_reader: LogLineReader, timeout_s: float) -> None:
+async def wait_until_loaded(child: ChildProcess, probe: LoadingProbe, timeout_s: float) -> None:
     """Wait as `ChildProcess.wait_ready`, and longer while it makes progress."""
     while True:
         try:
-            await child.wait_ready(log_reader.over, timeout_s)
+            await child.wait_ready(probe.is_answering, timeout_s)
         except ChildFailed:
-            if child.returncode is not None or not await log_reader.is_progressing():
+            if child.returncode is not None or not await probe.is_progressing():
                 raise
         else:
             return

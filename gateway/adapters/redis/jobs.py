@@ -209,7 +209,7 @@ def _parse_state(identity: str, row: Sequence[bytes | None]) -> JobState | None:
         raise StoreUnavailable(str(unreadable)) from None
     created, started, finished = (float(fields[name] or 0) / 1000 for name in ("created", "started", "finished"))
     error = (fields["error"] or b"").decode(errors="replace")
-    over = JobStatus(status.decode()).over
+    over = JobStatus(status.decode()).is_final
     return JobState(
         id=identity,
         tenant=tenant.decode(),
