@@ -130,7 +130,7 @@ def played(
     to_large = np.zeros(len(score), bool)
     for place, prompt in enumerate(order):
         now, hard = EVERY_S * place, float(score[prompt])
-        wish = route.wish(target, hard, now)
+        wish = route.decide(target, hard, now)
         route.count(wish, hard, now, large=wish.large)
         to_large[place] = wish.large
         if not wish.large and draw.random() < audited:

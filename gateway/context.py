@@ -74,7 +74,7 @@ class InputBatch(Protocol):
         """Note that this input has joined, or was answered in another way."""
 
 
-class Inspected(NamedTuple):
+class InspectedAnswer(NamedTuple):
     """A fresh answer, before the policy decides whether to store it."""
 
     inspection: Inspection
@@ -183,7 +183,7 @@ class RequestContext:
         self.considered: Sequence[Judgement] = ()  # all neighbours with their scores
         self.stored: Entry | None = None  # the entry made from a fresh answer
         self.writing: asyncio.Task[bool] | None = None  # the write of `stored`, if the client does not wait for it
-        self.inspected: Inspected | None = None  # the dialect's reading of a fresh answer
+        self.inspected: InspectedAnswer | None = None  # the dialect's reading of a fresh answer
         self.stale_available = False  # a stale entry may be served if no backend answers
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
         self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
@@ -370,7 +370,7 @@ class Backend(Protocol):
         """The name of the dialect that it understands; `text` if it takes a prompt and returns a text."""
 
     @property
-    def crowd(self) -> Load: ...
+    def occupancy(self) -> Load: ...
 
     def wait_s(self, priority: Priority) -> float:
         """Return the expected wait for a permit in seconds; 0 if one is free."""

@@ -244,7 +244,7 @@ class Admittance(StrEnum):
     TENANT_FULL = "tenant-full"
 
 
-class JobHold(StrEnum):
+class LeaseState(StrEnum):
     """The answer to a heartbeat for a claim."""
 
     HELD = "held"
@@ -273,7 +273,7 @@ class Conclusion:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class JobCounts:
     """Totals over all gateways on a store."""
 
     queued: int  # including jobs that wait for their next attempt
@@ -313,7 +313,7 @@ class JobStore(Protocol):
         instead, and is kept for `dead_s`.
         """
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
         """Prolong claims (id, token) by the visibility timeout."""
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
@@ -344,7 +344,7 @@ class JobStore(Protocol):
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
         """Record the outcome of a delivery. `retry_s`: deliver again after that time; None: finished."""
 
-    async def counts(self) -> Counts: ...
+    async def counts(self) -> JobCounts: ...
 
     async def listed(self, state: str, limit: int) -> list[JobState]:
         """Return jobs without results, youngest first. `state` is `active`, `dead` or `finished`."""
@@ -394,7 +394,7 @@ class BatchStore(Protocol):
     async def files(self, tenant: str) -> Sequence[BatchFile]:
         """Return the files of a tenant, youngest first."""
 
-    async def held(self) -> tuple[int, int]:
+    async def file_totals(self) -> tuple[int, int]:
         """Return the number of files and their bytes, over all tenants."""
 
     async def delete_file(self, identity: str, tenant: str) -> None: ...

@@ -654,7 +654,7 @@ class Dialect(Protocol):
         end marker, any whole event may be the last one."""
 
 
-class Aged(Protocol):
+class AgedAnswer(Protocol):
     """A stored answer, reduced to its age."""
 
     @property
@@ -683,7 +683,7 @@ class Lifetime:
         """The time after which an entry has no use."""
         return self.ttl_s + max(self.revalidate_s, self.error_s)
 
-    def ttl_of(self, entry: Aged) -> float:
+    def ttl_of(self, entry: AgedAnswer) -> float:
         """Return the TTL of one entry, shortened by the jitter so that entries stored together do not expire together.
         The jitter follows from the fingerprint, so all replicas agree."""
         if self.jitter == 0.0:

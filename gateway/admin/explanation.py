@@ -67,7 +67,7 @@ class Explanation:
     shadow: str | None = None
     limits: tuple[str, ...] = ()  # limits of the route; their current use is not looked up
     if_late: str | None = None  # action if no backend is predicted to be in time
-    budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `Remaining`; None: no budget
+    budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `RemainingBudget`; None: no budget
     outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
     session: str | None = None  # what the session does to the choice; None: the route has no sessions

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgpack
 
-from gateway.cache.erasure import GRACE_S, ErasureTarget, Traces
+from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
 from gateway.files import data_dirs, replaced
@@ -85,7 +85,7 @@ class LabelArchive:
                     LOG.warning("labels cannot be kept", extra={"fields": {"error": error.strerror}})
                 self._failing = True
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         """Remove the labels of the target, and return their number. Raise `OSError`."""
         async with self._writing:
             waiting = [row for row in self._rows if _is_of(target, row)]

@@ -96,7 +96,7 @@ def _split(value: bytes | None) -> list[bytes]:
     return [] if value is None else [value[at : at + _ENTRY.size] for at in range(0, len(value), _ENTRY.size)]
 
 
-def asked_digests(question: str) -> tuple[str, str]:
+def question_digests(question: str) -> tuple[str, str]:
     """Return the digests of a question, as counterexamples and as links have it."""
     return digest_of(question), _digest(question)
 

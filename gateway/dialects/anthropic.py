@@ -70,7 +70,7 @@ class Anthropic(Conversational):
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return answers.renewed(data, answers.PREFIX + answer_id)
 
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(whole)
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:

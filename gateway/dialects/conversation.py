@@ -54,7 +54,7 @@ class Conversational(ABC):
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
         try:
-            return self._said(call, self.whole(call, payload) if streamed else payload[0])
+            return self._answer_text(call, self.whole(call, payload) if streamed else payload[0])
         except MalformedResponse:
             return None
 
@@ -62,7 +62,7 @@ class Conversational(ABC):
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes: ...
 
     @abstractmethod
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         """Return the answer text as `answer_text` does. Raise `MalformedResponse`."""
 
 

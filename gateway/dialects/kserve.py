@@ -263,11 +263,11 @@ class KServe(Unstreamed):
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         if call.operation == "infer":
             return super().text_answer(call, answer_id=answer_id, created=created, model=model)
-        return _Generated(model)
+        return _GenerateAnswer(model)
 
 
 @dataclass(frozen=True, slots=True)
-class _Generated:
+class _GenerateAnswer:
     """Builds text in the form of `generate` responses."""
 
     model: str

@@ -67,11 +67,11 @@ class MCP(Unstreamed):
         try:
             message = read_object(body)[0]
         except BadRequest:
-            return self._relayed(body, {}, "message")
+            return self._relay_call(body, {}, "message")
         method, params = message.get("method"), message.get("params", {})
         operation = method if method in (*RESULTS, CALL_TOOL) else "message"
         if operation == "message" or not _is_repeatable(message, params, headers):
-            return self._relayed(body, message, operation)
+            return self._relay_call(body, message, operation)
         return Call(
             dialect=self,
             operation=operation,
@@ -86,7 +86,7 @@ class MCP(Unstreamed):
             own=partial(with_id, message["id"]),
         )
 
-    def _relayed(self, body: bytes, message: Mapping[str, Any], operation: str) -> Call:
+    def _relay_call(self, body: bytes, message: Mapping[str, Any], operation: str) -> Call:
         return Call(
             dialect=self,
             operation=operation,

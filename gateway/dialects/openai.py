@@ -24,8 +24,8 @@ from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspectio
 Parse = Callable[[dict[str, Any]], Call]
 
 
-class Inputs:
-    """`Inputs` implements `InputSplit`. `parse` makes a call from a body that was checked already."""
+class EmbeddingInputs:
+    """`EmbeddingInputs` implements `InputSplit`. `parse` makes a call from a body that was checked already."""
 
     def __init__(self, parse: Parse) -> None:
         self._parse = parse
@@ -157,7 +157,7 @@ class OpenAI(Conversational):
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)
 
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(call.operation, whole)
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
@@ -197,7 +197,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         user=user_of(body) if "safety_identifier" in body else body.get("user"),
         questions=_inputs(body) if embeddings else (),
         stored=stored,
-        batch=Inputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
+        batch=EmbeddingInputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
         written=written,
     )
 

@@ -76,7 +76,7 @@ class OpenAIResponses(Conversational):
         """Renew the id, but not of a response that is stored upstream, where later requests name it."""
         return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.stored)
 
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(whole)
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:

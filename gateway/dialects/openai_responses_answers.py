@@ -317,10 +317,10 @@ def _response(payload: Sequence[bytes]) -> dict[str, Any]:
     response = end["response"]
     if not isinstance(response, dict):
         raise TypeError("an end without a response")
-    return response if response.get("output") else {**response, "output": _done(payload)}
+    return response if response.get("output") else {**response, "output": _done_items(payload)}
 
 
-def _done(payload: Iterable[bytes]) -> list[Any]:
+def _done_items(payload: Iterable[bytes]) -> list[Any]:
     done: dict[int, Any] = {}
     for data in payload:
         if b"response.output_item.done" in data:

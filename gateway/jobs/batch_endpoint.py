@@ -83,7 +83,7 @@ class BatchEndpoint:
         content, filename, purpose = await asyncio.to_thread(_parse_form, body, kind)
         if purpose != "batch":
             raise BadRequest("'purpose' is invalid: expected batch", param="purpose")
-        count, size = await self._store.held()
+        count, size = await self._store.file_totals()
         if count >= MAX_FILES or size + len(content) > self._config.max_bytes:
             raise Overloaded(
                 f"the file store is full: expected at most {MAX_FILES} files and jobs.max_bytes bytes", retry_after_s=60

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.errors import StoreUnavailable
-from gateway.job_store import ClaimedJob, Conclusion, JobHold, JobResult, JobStatus, JobStore
+from gateway.job_store import ClaimedJob, Conclusion, JobResult, JobStatus, JobStore, LeaseState
 from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, decide
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry
@@ -207,12 +207,12 @@ class JobWorkers:
                     await self.sample()
             beats += 1
 
-    def _cancel_lost(self, held: list[tuple[str, int]], holds: list[JobHold]) -> None:
+    def _cancel_lost(self, held: list[tuple[str, int]], holds: list[LeaseState]) -> None:
         for (name, token), hold in zip(held, holds, strict=True):
             running_job = self._running.get(name)
             # A job that is being concluded appears lost too, because we have just concluded it.
             if (
-                hold is JobHold.LOST
+                hold is LeaseState.LOST
                 and running_job is not None
                 and running_job.claimed.token == token
                 and not running_job.settling

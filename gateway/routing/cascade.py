@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.cache.schema_check import Fit, SchemaChecks
+from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
 from gateway.dialects.logprobs import TokenLogprobs, logprobs_reader
@@ -115,12 +115,12 @@ class LightTrials:
         check, call = self._rule.check, trial.call
         complete = seen.admission is Admission.STORED or (check == "schema" and seen.admission is Admission.TOOLS)
         fit = await self._schemas.fit(trial.request.route, call, answer.payload, answer.streamed) if complete else None
-        if not complete or fit is Fit.INVALID:
+        if not complete or fit is Validity.INVALID:
             # includes the usage of the samples
             checked = await self._checks.consistency(trial.request, call, answer, trial.samples)
-            return replace(checked, confidence=0.0, misfit=fit is Fit.INVALID)
+            return replace(checked, confidence=0.0, misfit=fit is Validity.INVALID)
         if check == "schema":
-            return CheckedAnswer(1.0 if fit is Fit.VALID else None)
+            return CheckedAnswer(1.0 if fit is Validity.VALID else None)
         if check == "logprobs":
             odds = trial.odds
             confidence = None if odds is None else token_confidence(odds.read(call, answer.payload, answer.streamed))

@@ -45,7 +45,7 @@ def input_tokens(call: Call) -> int:
     return max(1, sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_A_TOKEN)
 
 
-class Typical:
+class TypicalLength:
     """A running estimate of the length of a route's answers.
 
     It rises ten times as fast as it falls. So it settles where the excess of longer answers is a tenth of the shortfall

@@ -142,7 +142,7 @@ def without_courtesy(text: str) -> str:
     return bare if bare.strip() else text
 
 
-class _Counted(NamedTuple):
+class _TextCounts(NamedTuple):
     """Counts of the words, numbers and signs of a text."""
 
     words: int
@@ -168,7 +168,7 @@ class _Counted(NamedTuple):
     content: frozenset[str]  # the distinct words that are no function words
 
 
-def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
+def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
     wide = shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
@@ -212,7 +212,7 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
             for at in _SIGN_OF.get(first, ()):
                 signs[at] += count
             foreign += count * (not token.isascii())
-    return _Counted(
+    return _TextCounts(
         words, letters, wide, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
         capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
     )  # fmt: skip

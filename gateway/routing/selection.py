@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.config.policy.model import Late, Target
 from gateway.config.policy.targets import TierPart
-from gateway.latency_forecast import Prediction, Remaining
+from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Choice, TierDecision
 from gateway.routing.session import SessionEffect
 
@@ -91,7 +91,7 @@ def choose(
     target: Target,
     thresholds: Sequence[float],
     complexity: float,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     predictions: Sequence[Prediction | None],
     late: Late = "soonest",
 ) -> Decision:
@@ -142,7 +142,9 @@ def _soonest(preferred: int, predictions: Sequence[Prediction | None]) -> int:
     return min(range(len(predictions)), key=by)
 
 
-def avoid_overloaded(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
+def avoid_overloaded(
+    decision: Decision, target: Target, waits: Sequence[float], remaining: RemainingBudget
+) -> Decision:
     """Move backends with a free permit to the front, if waiting for the chosen one takes longer than the budget.
 
     `waits`: seconds, one for each tier.
@@ -158,7 +160,7 @@ def avoid_overloaded(decision: Decision, target: Target, waits: Sequence[float],
     return replace(decision, backends=order, tier=tier, reason=Choice.OVERLOADED, promised=False)
 
 
-def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
+def fits(prediction: Prediction | None, remaining: RemainingBudget) -> bool:
     if remaining.spent:
         return False
     if prediction is None:
@@ -185,7 +187,7 @@ def decide(
     target: Target,
     wish: TierDecision | None,
     score: float,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     predictions: Sequence[Prediction | None],
     waits: Sequence[float],
     late: Late,
@@ -206,7 +208,7 @@ def decide(
 
 EMBEDDINGS = "embeddings"
 
-UNBOUNDED = Remaining()
+UNBOUNDED = RemainingBudget()
 
 # Adapters without HTTP: requests that no dialect reads cannot be passed through to them.
 NOT_HTTP = frozenset({"triton", "onnx"})
@@ -247,7 +249,7 @@ class Signals:
     speaks_anthropic: bool = False  # the client speaks Anthropic's protocol
     complexity: float = 0.0  # in [0, 1]
     wish: TierDecision | None = None  # the decision of the rule between light and large
-    remaining: Remaining = UNBOUNDED  # of the latency budget
+    remaining: RemainingBudget = UNBOUNDED  # of the latency budget
     predictions: Mapping[str, Prediction | None] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
     can_check: bool = False  # the cascade's check can judge an answer
@@ -292,7 +294,7 @@ def _by_tiers(target: Target, signals: Signals, late: Late) -> Decision:
 
 
 def with_trial(
-    decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
+    decision: Decision, lightest: str, remaining: RemainingBudget, light: Prediction | None, better: Prediction | None
 ) -> Decision:
     """Put a trial of the lightest tier first, where the complexity asks for a better one and the budget allows both.
 

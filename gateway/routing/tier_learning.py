@@ -89,8 +89,8 @@ class TierLearning:
         """Return the complexity in [0, 1], by the route's own fit if it has one."""
         return self.scores.of(route).score(prompt)
 
-    def wish(self, route: str, target: Target, score: float) -> TierDecision:
-        return self.of(route).wish(target, score, self._clock.monotonic())
+    def decide(self, route: str, target: Target, score: float) -> TierDecision:
+        return self.of(route).decide(target, score, self._clock.monotonic())
 
     def sent(self, request: RequestContext, wish: TierDecision, *, large: bool) -> None:
         """Count a request that is about to go to a model. The gateway's own requests do not count."""

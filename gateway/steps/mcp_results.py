@@ -132,7 +132,7 @@ class McpResults:
         is_hit = response.provenance.verdict in HITS
         if isinstance(body, FullBody):
             for data in _messages_of(body.data) if is_stream else (body.data,):
-                self._note(request, data, is_hit=is_hit)
+                self._record_message(request, data, is_hit=is_hit)
         elif isinstance(body, ByteStream) and is_stream:
             return replace(response, body=ByteStream(with_observer(body.chunks, self._observer(request))))
         return response
@@ -147,38 +147,38 @@ class McpResults:
                 try:
                     for chunk in chunks:
                         for event in parser.feed(chunk):
-                            self._note(request, event.data, is_hit=False)
+                            self._record_message(request, event.data, is_hit=False)
                 except UpstreamStreamError:  # a huge message, which the client may still want
                     parser = None
             return chunks
 
         return StreamObserver(on_items)
 
-    def _note(self, request: RequestContext, data: bytes, *, is_hit: bool) -> None:
+    def _record_message(self, request: RequestContext, data: bytes, *, is_hit: bool) -> None:
         """Note a message of the server if it announces a change, or lists tools. A list from the cache only counts if
         no other is known."""
         if any(mark in data for mark in MARKS):
             for subject in changed_subjects(read_message(data)):
-                self._note_change(request, subject)
+                self._record_change(request, subject)
         call = request.call
         if call is None or call.operation != LIST_TOOLS:
             return
         if not (is_hit and self._knowledge.knows_tools(self._route.name, _authorisation(request))):
-            self._note_tools(request, call, read_message(data))
+            self._record_tools(request, call, read_message(data))
 
-    def _note_tools(self, request: RequestContext, call: Call, message: Mapping[str, object]) -> None:
+    def _record_tools(self, request: RequestContext, call: Call, message: Mapping[str, object]) -> None:
         result = result_of(message)
         tools = None if result is None else read_only_tools(result)
         if tools is None:
             return
         further = params_of(call).get("cursor") is not None
-        if self._knowledge.note_tools(self._route.name, _authorisation(request), tools, further_page=further):
-            self._note_change(request, CALL_TOOL)
+        if self._knowledge.record_tools(self._route.name, _authorisation(request), tools, further_page=further):
+            self._record_change(request, CALL_TOOL)
 
-    def _note_change(self, request: RequestContext, subject: str) -> None:
+    def _record_change(self, request: RequestContext, subject: str) -> None:
         now, authorisation = self._clock.wall(), _authorisation(request)
         for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.tenant, None))):
-            self._knowledge.note_change(self._route.name, owner, subject, now)
+            self._knowledge.record_change(self._route.name, owner, subject, now)
         for subject_inflight, fingerprint in self._inflight.values():
             if subject_inflight == subject:
                 self._flights.pop(fingerprint, None)

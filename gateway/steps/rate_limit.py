@@ -17,7 +17,7 @@ from gateway.routing.limit_evaluation import (
     BYTES_A_TOKEN,
     CostEstimate,
     LimitRequest,
-    Typical,
+    TypicalLength,
     input_tokens,
     light_only,
     limit_requests,
@@ -84,7 +84,7 @@ class RateLimit:
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
         self._telemetry = telemetry
-        self._typical = Typical()
+        self._typical = TypicalLength()
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.directives.only_if_cached:

@@ -108,13 +108,15 @@ class UpstreamPool:
 
     @property
     def inflight(self) -> int:
-        return self.crowd.inflight
+        return self.occupancy.inflight
 
     @property
-    def crowd(self) -> Load:
+    def occupancy(self) -> Load:
         """The load of all upstreams together."""
-        crowds = [endpoint.backend.crowd for endpoint in self.endpoints]
-        return Load(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
+        occupancies = [endpoint.backend.occupancy for endpoint in self.endpoints]
+        return Load(
+            sum(c.inflight for c in occupancies), sum(c.limit for c in occupancies), sum(c.queued for c in occupancies)
+        )
 
     @property
     def load(self) -> int:

@@ -91,14 +91,14 @@ class ConcurrencyLimiter:
         return max(1, int(self._limit.value * self._tenant_share))
 
     @property
-    def crowd(self) -> Load:
+    def occupancy(self) -> Load:
         return Load(self.inflight, self._limit.value, len(self._queue))
 
     def wait_s(self, priority: Priority) -> float:
         """Return the seconds that a new call would now wait for a permit."""
         if self._has_room:
             return 0.0
-        return self._expected_wait_s(self._queue.ahead(priority))
+        return self._expected_wait_s(self._queue.calls_ahead(priority))
 
     @property
     def _has_room(self) -> bool:
@@ -201,7 +201,7 @@ class ConcurrencyLimiter:
         )
         for shed in self._queue.trim(RETAINED_FACTOR * room, now):
             self._refuse(shed, ShedReason.STANDING)
-        if now + self._expected_wait_s(self._queue.ahead(ticket.priority, ticket.due)) >= deadline:
+        if now + self._expected_wait_s(self._queue.calls_ahead(ticket.priority, ticket.due)) >= deadline:
             raise self._overload_error(ShedReason.DEADLINE)
         outcome = self._queue.offer(ticket, room, now)
         if isinstance(outcome, ShedReason):
@@ -232,7 +232,7 @@ class ConcurrencyLimiter:
             admission.set_exception(self._overload_error(reason))
 
     def _expected_wait_s(self, ahead: int) -> float:
-        """Return the seconds until `ahead` calls have had their turn and the next permit is free."""
+        """Return the seconds until `calls_ahead` calls have had their turn and the next permit is free."""
         return (ahead + 1) * self._turnover.slot_interval_s(self._limit.value)
 
     def _overload_error(self, reason: ShedReason) -> BackendOverloaded:
@@ -265,8 +265,8 @@ class LimitedBackend:
         self._limiter = limiter
 
     @property
-    def crowd(self) -> Load:
-        return self._limiter.crowd
+    def occupancy(self) -> Load:
+        return self._limiter.occupancy
 
     def wait_s(self, priority: Priority) -> float:
         return self._limiter.wait_s(priority)

@@ -143,7 +143,7 @@ class ModelCare:
             return
         repairs.on_recovery(now)
         self._unloaded.discard(name)
-        self._hosted.told(name, ModelCondition.READY)
+        self._hosted.record(name, ModelCondition.READY)
         if all(each is ModelCondition.READY for each in self._hosted.conditions.values()):
             breaker.succeeded(sent_at=now)
         LOG.info("model answers again", extra={"fields": self._fields(name)})

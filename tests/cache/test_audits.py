@@ -482,7 +482,7 @@ async def test_a_restart_finds_threshold_and_evidence_as_they_were(start: Start)
         at_first = control.threshold(promise)
         for seed in range(400):
             score = 0.6 + seed / 1000
-            control.met(score)
+            control.record_neighbour(score)
             control.learn(Observation(vector_of(seed, 384), score, 0.5, Label.WRONG))
         control.hit()
         control.audited(Label.WRONG, 0.5)

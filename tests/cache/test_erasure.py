@@ -14,7 +14,7 @@ import pytest
 from gateway.__main__ import main
 from gateway.cache.bans import MAX_BANS, Ban, BanConditions, decode, encode, limit_bans
 from gateway.cache.decoys import Decoys
-from gateway.cache.erasure import GRACE_S, ErasureTarget, RecentErasures, Traces
+from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces, RecentErasures
 from gateway.cache.erasure_report import ReportInvalid, public_key, sign, verify
 from gateway.cache.feedback import Counterexamples, relation_of
 from gateway.cache.label_archive import read_labels
@@ -138,7 +138,7 @@ def test_lookups_of_an_erased_subject_teach_nothing_for_a_while() -> None:
 
 
 def test_pairs_are_found_by_the_entry_and_by_the_question() -> None:
-    traces, scope = Traces(), hexed("scope")
+    traces, scope = ErasureTraces(), hexed("scope")
     traces.add_entry(entry_of("gone", question="what of  alice?"), None)
     links = [
         link_of(scope, "another", hexed("gone"), 0.9),

@@ -178,7 +178,7 @@ async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
     monkeypatch.setattr(embedded_valkey, "LONGEST_PAUSE_S", 0.05)
     told = asyncio.Event()
     store = await ValkeySupervisor.start(tmp_path, max_memory=MEMORY)
-    store.told = told.set
+    store.on_restart = told.set
     try:
         with Redis.from_url(store.url) as client:
             client.set("a", 1)

@@ -100,7 +100,7 @@ def test_what_traces_a_request_decides_nothing_and_is_read_each_time() -> None:
 def test_a_head_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = RequestHeads(MAX_FIELD)
     first = heads.read(PLAIN)
-    monkeypatch.setattr(module, "_stem_of", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(module, "_fixed_head_of", lambda *_: pytest.fail("read again"))
     assert heads.read(PLAIN) is first
     other = heads.read(PLAIN.replace(b"12", b"13"))
     assert other is not None

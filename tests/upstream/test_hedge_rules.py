@@ -15,7 +15,7 @@ from gateway.upstream.hedging import (
     BURST,
     MIN_DELAY_S,
     HedgeBudget,
-    Hedged,
+    HedgeOutcome,
     delay_s,
     has_room,
     is_hedgeable,
@@ -80,21 +80,21 @@ def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], firs
     if why_not is None:
         assert left
         assert any(map(has_room, others))
-        assert not any(crowd.queued for crowd in [first, *others])
+        assert not any(occupancy.queued for occupancy in [first, *others])
     assert budget.spend() == (left and why_not is not None), "only what is sent is taken from the budget"
 
 
 @pytest.mark.parametrize(
     ("first", "others", "why_not"),
     [
-        (ROOM, [], Hedged.ALONE),
-        (ROOM, [FULL], Hedged.OVERLOADED),
-        (QUEUE, [ROOM], Hedged.OVERLOADED),
+        (ROOM, [], HedgeOutcome.ALONE),
+        (ROOM, [FULL], HedgeOutcome.OVERLOADED),
+        (QUEUE, [ROOM], HedgeOutcome.OVERLOADED),
         (ROOM, [FULL, ROOM], None),
         (FULL, [ROOM], None),
     ],
 )
-def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: Hedged | None) -> None:
+def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: HedgeOutcome | None) -> None:
     budget = HedgeBudget(1.0)
     budget.record_call()
     assert skip_reason(budget, [first, *others], others) is why_not

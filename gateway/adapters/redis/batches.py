@@ -64,7 +64,7 @@ class RedisBatches:
             await self._execute(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
         return [file for file in found if file is not None]
 
-    async def held(self) -> tuple[int, int]:
+    async def file_totals(self) -> tuple[int, int]:
         async def read(client: Any) -> tuple[int, int]:
             names = await client.zrangebyscore(self._files + "all", "-inf", time.time())
             expired = [name for name in names if not await client.exists(self._file(name.decode()))]

@@ -235,7 +235,7 @@ async def wait_until_loaded(child: ChildProcess, probe: LoadingProbe, timeout_s:
 
 
 # The embedded store during the gateway's life. A server that exits is started again, on the same folder and socket.
-# Connections recover on their own; `told` handles data that may be lost.
+# Connections recover on their own; `on_restart` handles data that may be lost.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 STEADY_S = 60.0  # after this uptime, an exit does not count as a failed start
@@ -244,14 +244,14 @@ STOP_S = 10.0  # maximum time for a server that is starting to stop again
 
 
 class ValkeySupervisor:
-    """`ValkeySupervisor` restarts the server when it exits. Create it with `start`. `told` is called each time the
-    store is back."""
+    """`ValkeySupervisor` restarts the server when it exits. Create it with `start`. `on_restart` is called each time
+    the store is back."""
 
     def __init__(self, server: EmbeddedValkey, launch: Callable[[], Awaitable[EmbeddedValkey]]) -> None:
         self._server = server
         self._launch = launch
         self.url = server.url
-        self.told: Callable[[], None] = _ignore
+        self.on_restart: Callable[[], None] = _ignore
         self._supervision = start_task(self._supervise())
 
     @classmethod
@@ -289,7 +289,7 @@ class ValkeySupervisor:
                 pause_s = pauses.next_delay(0.0)
             away_s = round(time.monotonic() - ended, 3)
             LOG.warning("the embedded store is back", extra={"fields": {"pid": self.pid, "away_s": away_s}})
-            self.told()
+            self.on_restart()
 
     async def _restart(self, pause_s: float) -> bool:
         """Restart the server after a pause. Return False if it fails: the machine may have enough resources later."""
@@ -303,7 +303,7 @@ class ValkeySupervisor:
 
 
 def _ignore() -> None:
-    """Do nothing: the default of `told`."""
+    """Do nothing: the default of `on_restart`."""
 
 
 def _archive_log(log: Path) -> Path:

@@ -21,12 +21,12 @@ from gateway.job_store import (
     Bounds,
     ClaimedJob,
     Conclusion,
-    Counts,
     Delivery,
     Job,
-    JobHold,
+    JobCounts,
     JobState,
     JobStatus,
+    LeaseState,
     RecordUnreadable,
     decode_job,
     decode_result,
@@ -83,9 +83,9 @@ class RedisJobs:
                 continue  # of another version: its claim expires, and another gateway may be able to read it
         return claimed
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
         flat = [part for pair in held for part in pair]
-        return [JobHold.HELD if ok else JobHold.LOST for ok in await self._run("BEAT", worker, *flat)]
+        return [LeaseState.HELD if ok else LeaseState.LOST for ok in await self._run("BEAT", worker, *flat)]
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
         result = b"" if conclusion.result is None else encode_result(conclusion.result)
@@ -127,9 +127,9 @@ class RedisJobs:
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
         await self._run("WEBHOOK_TOLD", job, outcome, "" if retry_s is None else _ms(retry_s))
 
-    async def counts(self) -> Counts:
+    async def counts(self) -> JobCounts:
         queued, running, dead, size, webhooks, oldest_ms = map(int, await self._run("COUNTS"))
-        return Counts(queued, running, dead, size, webhooks, oldest_ms / 1000)
+        return JobCounts(queued, running, dead, size, webhooks, oldest_ms / 1000)
 
     async def listed(self, state: str, limit: int) -> list[JobState]:
         async def read(client: Any) -> list[Any]:

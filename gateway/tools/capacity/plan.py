@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.tools.capacity.costs import Costs
-from gateway.tools.capacity.demand import Demand, Impossible
+from gateway.tools.capacity.demand import Demand, DemandImpossible
 
 
 # The queueing model has one server with one queue: a gateway's event loop, or the thread of its embedding model.
@@ -162,7 +162,7 @@ def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
 
 
 def plan_fleet(demand: Demand, costs: Costs) -> FleetPlan:
-    """Return the fleet for `demand`. Raises `Impossible`."""
+    """Return the fleet for `demand`. Raises `DemandImpossible`."""
     index, index_reason = _index(demand, costs)
     work = work_per_request(demand, costs, index)
     gateways = _gateways(demand, costs, index, work)
@@ -199,12 +199,12 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
     large = d.entries > c.faiss_entries
     if d.index == "faiss":
         if large:
-            raise Impossible(
+            raise DemandImpossible(
                 f"--index faiss is measured up to {c.faiss_entries:g} entries in each gateway, and --entries is "
                 f"{d.entries:g}: use fewer entries or --index milvus, or set faiss_entries in --costs"
             )
         if share >= d.utilisation:
-            raise Impossible(
+            raise DemandImpossible(
                 f"--index faiss cannot follow {changes:,.0f} new entries a second at the peak: that takes {share:.0%} "
                 f"of a core in each gateway, and --utilisation allows {d.utilisation:.0%}: use --index milvus or a "
                 "smaller --stored-share"

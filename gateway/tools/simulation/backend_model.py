@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gateway.cache.admission import UseCounts, admit_response, refuse_request
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.config.policy.parameters import untuned
-from gateway.latency_forecast import Prediction, Remaining
+from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
 from gateway.routing.latency_promises import Confidence
@@ -33,7 +33,7 @@ from gateway.tools.simulation.dataset import TrafficDay
 from gateway.tools.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.upstream.latency import CallFeatures, LatencyBook
 
-UNBOUNDED = Remaining()
+UNBOUNDED = RemainingBudget()
 OUT_OF_TIME = "out-of-time"
 
 
@@ -126,7 +126,7 @@ class BackendModel:
         owner, route, canonical = key
         return self._frequency.add(hashlib.sha256(f"{owner}\0{route}\0".encode() + canonical).hexdigest())
 
-    def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: Remaining) -> Decision:
+    def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: RemainingBudget) -> Decision:
         if row.given.operation == EMBEDDINGS:
             return select(target, self._traits, Signals(EMBEDDINGS), route.slo.late)
         if len(target.tiers) == 1:
@@ -135,7 +135,7 @@ class BackendModel:
         if score is None:
             return self._recorded_decision(row, target)
         escalation = self._escalations[route.name]
-        wish = escalation.wish(target, score, row.at)
+        wish = escalation.decide(target, score, row.at)
         decision = self._decide(row, route, target, remaining, wish, score)
         if target.large_share is not None or target.quality is not None:  # no other rule needs the outcome
             escalation.count(wish, score, row.at, large=decision.tier != target.tiers[0].name)
@@ -146,7 +146,7 @@ class BackendModel:
         row: RecordedRequest,
         route: Route,
         target: Target,
-        remaining: Remaining,
+        remaining: RemainingBudget,
         wish: TierDecision | None,
         score: float,
     ) -> Decision:
@@ -167,12 +167,12 @@ class BackendModel:
         backend = row.backend if row.backend in target.backends else target.tiers[-1].backend
         return Decision((backend,), target.tier_with_backend(backend), Choice.COMPLEX)
 
-    def _remaining(self, row: RecordedRequest, route: Route) -> Remaining:
+    def _remaining(self, row: RecordedRequest, route: Route) -> RemainingBudget:
         if row.given.patient or (row.given.budget_s is None and route.latency_budget_s is None):
             return UNBOUNDED
         said = {} if row.given.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.given.budget_s)}
         total = budget_of(said, route.latency_budget_s).total_s
-        return UNBOUNDED if total is None else Remaining(total - self._latencies.overhead_s)
+        return UNBOUNDED if total is None else RemainingBudget(total - self._latencies.overhead_s)
 
     def _predictions(self, row: RecordedRequest, route: Route, target: Target) -> dict[str, Prediction | None]:
         asked, required = _call_features(row), self._confidences[route.name].required

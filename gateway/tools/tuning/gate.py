@@ -16,7 +16,7 @@ CONFIDENCE = 0.95  # one-sided
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class OperatingPoint:
     """The best that one threshold can serve within a promise."""
 
     share: float  # of all pairs
@@ -24,7 +24,9 @@ class Served:
     threshold: float  # inf: nothing is served
 
 
-def served(scores: FloatArray, same: NDArray[np.bool_], promise: float, counts: FloatArray | None = None) -> Served:
+def served(
+    scores: FloatArray, same: NDArray[np.bool_], promise: float, counts: FloatArray | None = None
+) -> OperatingPoint:
     """Return the result of the lowest threshold whose wrong share of all pairs is at most `promise`.
 
     `counts`: (n,) how often each pair counts; None: once.
@@ -42,26 +44,26 @@ class Ranking:
         # A threshold serves all pairs of one score or none of them.
         self._ends = np.append(self._scores[1:] != self._scores[:-1], True) & np.isfinite(self._scores)
 
-    def served(self, promise: float, counts: FloatArray | None = None) -> Served:
+    def served(self, promise: float, counts: FloatArray | None = None) -> OperatingPoint:
         counted = np.ones(len(self._scores)) if counts is None else counts[self._order]
         total = float(counted.sum())
         wrong = np.cumsum(counted * self._wrong)
         allowed = np.flatnonzero(self._ends & (wrong <= promise * total + 1e-9))
         if not len(allowed) or total == 0.0:
-            return Served(0.0, 0.0, float("inf"))
+            return OperatingPoint(0.0, 0.0, float("inf"))
         last = int(allowed[-1])
         share = float(counted[: last + 1].sum()) / total
-        return Served(share, float(wrong[last]) / total, float(self._scores[last]))
+        return OperatingPoint(share, float(wrong[last]) / total, float(self._scores[last]))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """The gate's decision. `why` is plain words."""
 
     passed: bool
     why: str
-    before: Served
-    after: Served
+    before: OperatingPoint
+    after: OperatingPoint
     least_gain: float  # the gain is at least this with `CONFIDENCE`
 
 
@@ -72,7 +74,7 @@ def judge(
     groups: Sequence[int],
     promise: float,
     seed: int = 0,
-) -> Verdict:
+) -> GateVerdict:
     """Compare two scores of the same held-out pairs.
 
     The bootstrap draws connected components, because pairs that share a question are not independent.
@@ -93,4 +95,4 @@ def judge(
         why = f"it would serve {figures}, at {promise:.2%} wrong, but the gain may be chance on {len(same)} pairs"
     else:
         why = f"it serves {figures}, at {promise:.2%} wrong, on {len(same)} pairs that it did not learn from"
-    return Verdict(gain >= LEAST_GAIN and least > 0.0, why, was, now, least)
+    return GateVerdict(gain >= LEAST_GAIN and least > 0.0, why, was, now, least)

@@ -9,7 +9,14 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, cast
 
-from gateway.upstream.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut, UploadFailed
+from gateway.upstream.http1.errors import (
+    ConnectionBroken,
+    Disconnected,
+    ExchangeFailed,
+    MalformedAnswer,
+    TimedOut,
+    UploadFailed,
+)
 from gateway.upstream.http1.headers import HeaderNames
 from gateway.upstream.http1.parser import ResponseHeadCache, ResponseParser
 from gateway.upstream.http1.response import HttpResponse
@@ -197,8 +204,8 @@ class ClientConnection(asyncio.Protocol):
         return waiter
 
     def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
-        """Implement `HttpResponse.tell`. While nobody listens, the body stays in the sockets: here it would take memory
-        that no setting bounds."""
+        """Implement `HttpResponse.subscribe`. While nobody listens, the body stays in the sockets: here it would take
+        memory that no setting bounds."""
         self._listener, self._idle_timeout_s, self._deadline = listener, idle_timeout_s, deadline
         if listener is None:
             if not self._is_paused:
@@ -286,7 +293,7 @@ class ClientConnection(asyncio.Protocol):
             if self._parser.is_close_delimited and error is None:
                 answer.ended()
             elif self._parser.has_started:
-                answer.on_error(Broken("the server closed the connection within the response"))
+                answer.on_error(ConnectionBroken("the server closed the connection within the response"))
             else:
                 answer.on_error(Disconnected("the server closed the connection before the response"))
         self._parser.close()

@@ -58,7 +58,7 @@ class HttpResponse:
             raise self.error
         return b"" if self.whole else None
 
-    def tell(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
+    def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
         """Register `listener`, after `poll` returned None. It is called whenever data may have arrived, until replaced.
 
         The call happens within the callback that received the data. If nothing arrives for `idle_timeout_s`, or until
