@@ -104,8 +104,8 @@ class RequestContext:
         "inspected", "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "classification", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream",
-        "pinned_upstream", "called_upstream",
+        "complexity", "classification", "tier_decision", "outlook", "light_only", "metered", "overloaded",
+        "preferred_upstream", "pinned_upstream", "called_upstream",
     )  # fmt: skip
 
     def __init__(
@@ -199,7 +199,7 @@ class RequestContext:
         self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
         self.complexity: float | None = None  # in [0, 1], by the score in force on the route
         self.classification: Classification | None = None  # by the route's own classifier, if it was asked
-        self.wish: TierDecision | None = None  # the tier that the light/large rule prefers
+        self.tier_decision: TierDecision | None = None  # the tier that the light/large rule prefers
         self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
         self.light_only = False  # a limit of the policy restricts it to the lightest model
         self.metered = False  # its cost is counted, so the backend has to report usage
@@ -293,7 +293,13 @@ class RequestContext:
         child = self._copy()
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
-        child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
+        child.on_written, child.considered, child.complexity, child.tier_decision, child.outlook = (
+            None,
+            (),
+            None,
+            None,
+            None,
+        )
         child.scored_prompt = child.classification = child.claim = child.writing = None
         child.to_confirm = ()
         return child

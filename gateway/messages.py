@@ -157,7 +157,9 @@ class Provenance:
     fingerprint: str = ""  # hits: fingerprint of the stored answer
     output_tokens: int = 0  # hits: the stored answer's; 0 if unknown
     upstream_s: float = 0.0  # hits: duration of the original backend call
-    beside: tuple[Usage, ...] = ()  # further calls for this answer that cost money, such as a rejected light answer
+    other_usage: tuple[
+        Usage, ...
+    ] = ()  # further calls for this answer that cost money, such as a rejected light answer
     forwarded: bool = True  # False: the gateway refused the request before it reached a backend
     exclusive: bool = False  # the backend's headers forbid to share the answer with other requests
 
@@ -385,15 +387,15 @@ class Call:
     body: Mapping[str, Any]
     model: str  # as the client named it
     stream: bool
-    found: Decisive | Callable[[], Decisive]  # a function defers the work: without a cache it is never needed
-    said: str | Callable[[Mapping[str, Any]], str]  # the prompt, or a function that reads it from the body
+    decisive_source: Decisive | Callable[[], Decisive]  # a function defers the work: without a cache it is never needed
+    prompt_source: str | Callable[[Mapping[str, Any]], str]  # the prompt, or a function that reads it from the body
     max_tokens: int | None
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
     uncached: Bypass | None = None  # why its answer is neither stored nor looked up
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
-    written: bytes | None = None  # `body` as JSON, if available
+    body_bytes: bytes | None = None  # `body` as JSON, if available
     tuning: str = ""  # the parameters that a tier has set on it; empty: they are the client's
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
@@ -402,9 +404,9 @@ class Call:
 
     @property
     def decisive(self) -> Decisive:
-        if not isinstance(self.found, Decisive):
-            self.found = self.found()
-        return self.found
+        if not isinstance(self.decisive_source, Decisive):
+            self.decisive_source = self.decisive_source()
+        return self.decisive_source
 
     @property
     def canonical(self) -> bytes:
@@ -436,7 +438,7 @@ class Call:
     def prompt(self) -> str:
         """The text for the complexity score and for text-only backends. It is built on demand, because few calls need
         it."""
-        return self.said if isinstance(self.said, str) else self.said(self.body)
+        return self.prompt_source if isinstance(self.prompt_source, str) else self.prompt_source(self.body)
 
     @property
     def stateful(self) -> bool:
@@ -508,12 +510,12 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of an answer. `logprob` is the natural logarithm of its probability; `beside` are the likeliest
+    """One token of an answer. `logprob` is the natural logarithm of its probability; `alternatives` are the likeliest
     alternatives."""
 
     text: str
     logprob: float
-    beside: tuple[Token, ...] = ()
+    alternatives: tuple[Token, ...] = ()
 
 
 class TextAnswer(Protocol):
@@ -732,7 +734,7 @@ class Classification:
     text: str
     outcome: ClassifierOutcome
     score: float | None  # complexity in [0, 1]; None: it gave none
-    said: str  # who scored, or why the classifier did not, in words without any text of the request
+    explanation: str  # who scored, or why the classifier did not, in words without any text of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -778,7 +780,7 @@ class TrafficFacts:
     """Facts about a recorded request before any decision."""
 
     plain: bool  # its route uses a plain similarity threshold: the verifier is not used
-    given: RequestFacts
+    request: RequestFacts
     question: str | None  # kept in memory only
     keeps_prompt: bool
 

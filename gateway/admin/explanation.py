@@ -269,8 +269,8 @@ def _scored_by(request: RequestContext, own: str) -> str:
     if prompt.by is Scorer.SESSION:
         return "the last question of the session"
     if found is None or prompt.by is Scorer.CLASSIFIER:
-        return own if found is None else found.said
-    return f"{own}; {found.said}"
+        return own if found is None else found.explanation
+    return f"{own}; {found.explanation}"
 
 
 async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | None, Embedding | None]:
@@ -338,8 +338,8 @@ def _shadow(target: Target) -> str | None:
 
 def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:
     """Return the thresholds of the policy, or the one that follows the traffic. Offline, that is its initial value."""
-    wish = request.wish
-    return (wish.threshold,) if wish is not None and _rule(route) else route.target.escalate_above
+    tier_decision = request.tier_decision
+    return (tier_decision.threshold,) if tier_decision is not None and _rule(route) else route.target.escalate_above
 
 
 def _rule(route: Route) -> str:
@@ -350,10 +350,10 @@ def _rule(route: Route) -> str:
 
 
 def _to_hold_share(request: RequestContext, route: Route) -> bool:
-    wish, score = request.wish, request.complexity
-    if wish is None or score is None or route.target.large_share is None:
+    tier_decision, score = request.tier_decision, request.complexity
+    if tier_decision is None or score is None or route.target.large_share is None:
         return False
-    return wish.large != (score > wish.threshold)
+    return tier_decision.large != (score > tier_decision.threshold)
 
 
 def _format_limit(rule: Limits) -> str:

@@ -23,11 +23,11 @@ class Relation:
     """The pair of a question in a scope and the entry that was served for it."""
 
     scope: str  # hex
-    asked: str  # hex SHA-256 of the question; its text is not needed again
+    question_digest: str  # hex SHA-256 of the question; its text is not needed again
     fingerprint: str  # hex, of the entry that was served
 
     def key(self) -> str:
-        return f"{self.scope}:{self.asked}:{self.fingerprint}"
+        return f"{self.scope}:{self.question_digest}:{self.fingerprint}"
 
 
 def digest_of(question: str) -> str:

@@ -30,13 +30,13 @@ class Link:
     """A question in a scope, and the entry that answers it, too."""
 
     scope: str  # hex
-    asked: str  # hex, digest of the question
+    question_digest: str  # hex, digest of the question
     fingerprint: str  # hex, of the entry
     similarity: float  # of the two questions when they were linked, in [0, 1]
 
     def key(self) -> str:
         """Return the link as text, for the store and for other gateways."""
-        return f"{self.scope}:{self.asked}:{self.fingerprint}:{self.similarity:.4f}"
+        return f"{self.scope}:{self.question_digest}:{self.fingerprint}:{self.similarity:.4f}"
 
 
 def link_of(scope: str, question: str, fingerprint: str, similarity: float) -> Link:

@@ -184,7 +184,7 @@ def load_weights(directory: Path = WEIGHTS) -> VerifierWeights:
 def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
     unpacked = TRAINED.unpacked(about, arrays, NAMES)
-    said, tables = unpacked.said, unpacked.tables
+    said, tables = unpacked.metadata, unpacked.tables
     return VerifierWeights(
         digest=unpacked.digest,
         power=float(said["power"]),

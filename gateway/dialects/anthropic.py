@@ -52,8 +52,8 @@ class Anthropic(Conversational):
             body=given,
             model=given["model"],
             stream=given.get("stream") is True,
-            found=partial(_decisive, given, marked=b'"cache_control"' in body),
-            said=_prompt,
+            decisive_source=partial(_decisive, given, marked=b'"cache_control"' in body),
+            prompt_source=_prompt,
             max_tokens=given.get("max_tokens") or None,
             user=(given.get("metadata") or {}).get("user_id"),
         )

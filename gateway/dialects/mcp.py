@@ -78,8 +78,8 @@ class MCP(Unstreamed):
             body=message,
             model="",
             stream=False,
-            found=partial(_decisive, path, message, headers),
-            said="",
+            decisive_source=partial(_decisive, path, message, headers),
+            prompt_source="",
             max_tokens=None,
             user=None,
             uncached=Bypass.TOOL if operation == CALL_TOOL else Bypass.POLICY,  # until a policy says otherwise
@@ -93,16 +93,16 @@ class MCP(Unstreamed):
             body=message,
             model="",
             stream=False,
-            found=Decisive(b"", b"", None, Bypass.NO_TEXT),
-            said="",
+            decisive_source=Decisive(b"", b"", None, Bypass.NO_TEXT),
+            prompt_source="",
             max_tokens=None,
             user=None,
             uncached=Bypass.MESSAGE,
-            written=body,
+            body_bytes=body,
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        return Outgoing(path, dump_json(call.body) if call.written is None else call.written)
+        return Outgoing(path, dump_json(call.body) if call.body_bytes is None else call.body_bytes)
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         try:

@@ -111,8 +111,8 @@ class OpenAI(Conversational):
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         completed = call.stream and kept and call.operation != "embeddings"
-        if model is None and not completed and call.written is not None:
-            return Outgoing(path, call.written)
+        if model is None and not completed and call.body_bytes is not None:
+            return Outgoing(path, call.body_bytes)
         body: dict[str, Any] = dict(call.body)
         if model is not None:
             body["model"] = model
@@ -191,14 +191,14 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         body=body,
         model=body["model"],
         stream=body.get("stream") is True,
-        found=partial(_decisive, operation, body, stored=stored),
-        said=PROMPTS[operation],
+        decisive_source=partial(_decisive, operation, body, stored=stored),
+        prompt_source=PROMPTS[operation],
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         user=user_of(body) if "safety_identifier" in body else body.get("user"),
         questions=_inputs(body) if embeddings else (),
         stored=stored,
         batch=EmbeddingInputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
-        written=written,
+        body_bytes=written,
     )
 
 

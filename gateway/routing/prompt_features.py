@@ -151,8 +151,8 @@ class _TextCounts(NamedTuple):
     long: int
     longest: int
     function: int
-    meant: int  # all words except function words
-    rarities: float  # sum over the `meant` words
+    content_words: int  # all words except function words
+    rarities: float  # sum over the content words
     rare: int
     numbers: int
     different: int  # distinct numbers
@@ -171,7 +171,7 @@ class _TextCounts(NamedTuple):
 def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
-    wide = shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
+    wide = shouted = roman = capitals = acronyms = single = different = foreign = content_words = 0
     rarities = 0.0
     content: set[str] = set()
     for token, count in Counter(tokens).items():
@@ -193,7 +193,7 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
             else:
                 content.add(lower)
                 rank = rarity(lower)
-                meant += count
+                content_words += count
                 rarities += rank * count
                 rare += count * (rank >= rarity.unlisted)
             if token is not lower and first.isupper():
@@ -213,8 +213,8 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
                 signs[at] += count
             foreign += count * (not token.isascii())
     return _TextCounts(
-        words, letters, wide, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
-        capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
+        words, letters, wide, long, longest, function, content_words, rarities, rare, numbers, different, large,
+        shouted, roman, capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
     )  # fmt: skip
 
 
@@ -234,9 +234,9 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
         (counts.long + WIDE_LONG * counts.wide) / words,
         counts.longest / words,
         counts.function / words,
-        len(counts.content) / max(1, counts.meant),
-        counts.rarities / max(1, counts.meant),
-        counts.rare / max(1, counts.meant),
+        len(counts.content) / max(1, counts.content_words),
+        counts.rarities / max(1, counts.content_words),
+        counts.rare / max(1, counts.content_words),
         log(counts.rare),
         log(len(cut) * whole),
         log(counts.words / len(cut)),

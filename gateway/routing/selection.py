@@ -173,19 +173,19 @@ def fits(prediction: Prediction | None, remaining: RemainingBudget) -> bool:
 
 
 # The whole decision about a miss, for live requests and for the simulation.
-def thresholds_of(target: Target, wish: TierDecision | None) -> Sequence[float]:
-    """Return the thresholds of the policy, or those that express the wish.
+def thresholds_of(target: Target, tier_decision: TierDecision | None) -> Sequence[float]:
+    """Return the thresholds of the policy, or those that express the decision.
 
-    A wish may treat equal scores differently, which no fixed threshold can.
+    A decision may treat equal scores differently, which no fixed threshold can.
     """
-    if wish is None or (target.large_share is None and target.quality is None):
+    if tier_decision is None or (target.large_share is None and target.quality is None):
         return target.escalate_above
-    return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best tier, or the lightest
+    return (-1.0 if tier_decision.large else 1.0,) * (len(target.tiers) - 1)  # the best tier, or the lightest
 
 
 def decide(
     target: Target,
-    wish: TierDecision | None,
+    tier_decision: TierDecision | None,
     score: float,
     remaining: RemainingBudget,
     predictions: Sequence[Prediction | None],
@@ -198,7 +198,7 @@ def decide(
 
     `can_check`: the cascade's check can judge the answer.
     """
-    decision = choose(target, thresholds_of(target, wish), score, remaining, predictions, late)
+    decision = choose(target, thresholds_of(target, tier_decision), score, remaining, predictions, late)
     decision = avoid_overloaded(decision, target, waits, remaining)
     if not can_check:
         return decision
@@ -248,7 +248,7 @@ class Signals:
     operation: str | None
     speaks_anthropic: bool = False  # the client speaks Anthropic's protocol
     complexity: float = 0.0  # in [0, 1]
-    wish: TierDecision | None = None  # the decision of the rule between light and large
+    tier_decision: TierDecision | None = None  # the decision of the rule between light and large
     remaining: RemainingBudget = UNBOUNDED  # of the latency budget
     predictions: Mapping[str, Prediction | None] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
@@ -290,7 +290,9 @@ def _by_tiers(target: Target, signals: Signals, late: Late) -> Decision:
     predictions = [signals.predictions.get(name) for name in target.backends]
     waits = [signals.waits.get(name, 0.0) for name in target.backends]
     score = signals.complexity if len(target.tiers) > 1 else 0.0
-    return decide(target, signals.wish, score, signals.remaining, predictions, waits, late, can_check=signals.can_check)
+    return decide(
+        target, signals.tier_decision, score, signals.remaining, predictions, waits, late, can_check=signals.can_check
+    )
 
 
 def with_trial(

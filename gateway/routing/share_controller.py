@@ -144,7 +144,7 @@ class ShareController:
 
     `share` is in [0, 1], of the requests that could have gone to either. `decide` changes nothing. At equal state and
     time, a higher score never gets the light model where a lower one gets the large one. `count` must be called with
-    the outcomes in the order of the wishes.
+    the outcomes in the order of the decisions.
     """
 
     def __init__(self, share: float) -> None:
@@ -168,10 +168,10 @@ class ShareController:
     def threshold(self, scores: ScoreWindow, spent: ShareSpent, now: float) -> float:
         return scores.top(self._target_share(spent, now))
 
-    def count(self, wish: TierDecision, *, large: bool) -> None:
+    def count(self, tier_decision: TierDecision, *, large: bool) -> None:
         """Count one request and the model that it went to."""
-        if wish.carried is not None:
-            self._carried = wish.carried
+        if tier_decision.carried is not None:
+            self._carried = tier_decision.carried
         self._update_room(large - self.share, self.band)
 
     def recount(self, *, large: bool) -> None:

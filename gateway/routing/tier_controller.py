@@ -224,7 +224,7 @@ class TierState:
     setting: float | tuple[float, ...]  # its value
     threshold: float  # the score above which the lightest model is not used, now
     large_share: float  # of the last hour's misses with a choice
-    kept: QualityRetention
+    retention: QualityRetention
     fit: PlattScaling
     labels: Mapping[str, int]  # number of labels by source
     learning: bool
@@ -288,10 +288,10 @@ class TierController:
             self._quality = target.quality, threshold_for(target.quality, self._scores, self._calibration.fit)
         return self._quality[1]
 
-    def count(self, wish: TierDecision, score: float, now: float, *, large: bool) -> None:
-        """Count a request by the model that it went to, wished or not."""
+    def count(self, tier_decision: TierDecision, score: float, now: float, *, large: bool) -> None:
+        """Count a request by the model that it went to, as decided or not."""
         if self._share is not None:
-            self._share.count(wish, large=large)
+            self._share.count(tier_decision, large=large)
         self._spent.add(float(large), now)
         self._routed.add(score, large=large)
         self._scores.add(score)

@@ -76,9 +76,9 @@ class Dispatch:
         if decision.late:
             self._refuse_if_late(request)
         if (
-            request.wish is not None and decision.tier is not None
+            request.tier_decision is not None and decision.tier is not None
         ):  # before the call: the next request's choice depends on it
-            self._escalations.sent(request, request.wish, large=self._large(decision.tier))
+            self._escalations.sent(request, request.tier_decision, large=self._large(decision.tier))
         slo = self._promises.promise_for(request, self._route, promised=decision.promised)
         answered = await self._call_backends(request, decision, slo)
         sessions = self._backend_choice.sessions
@@ -115,7 +115,7 @@ class Dispatch:
             backend=answered.backend,
             tier=tier,
             complexity=request.complexity,
-            beside=answered.beside,
+            other_usage=answered.other_usage,
         )
 
     def _large(self, tier: str | None) -> bool:

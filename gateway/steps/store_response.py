@@ -397,7 +397,7 @@ class StoreResponse:
         """Return the cost in dollars of all calls that were made for the answer."""
         price = self._prices.get(origin.backend or "", UNPRICED)
         dollars = price.of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
-        for usage in origin.beside:
+        for usage in origin.other_usage:
             price = self._prices.get(usage.backend, UNPRICED)
             dollars += price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
         return dollars

@@ -113,7 +113,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = RequestHeads(MAX_FIELD)
     for i in range(50):
         assert heads.read(PLAIN.replace(b"Host: g", b"Host: %d" % i)) is not None
-    assert [len(memo) for memo in (heads._heads, heads._stems)] == [10, 10]
+    assert [len(memo) for memo in (heads._heads, heads._fixed_heads)] == [10, 10]
     monkeypatch.setattr(module, "MAX_KNOWN_BYTES", 300)
     heads = RequestHeads(MAX_FIELD)
     heads.read(PLAIN)

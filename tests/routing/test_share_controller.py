@@ -33,9 +33,9 @@ class Route:
         self.rule, self.scores, self.spent = ShareController(share), ScoreWindow(), ShareSpent()
 
     def ask(self, score: float, now: float, forced: Forced = None) -> bool:
-        wish = self.rule.decide(score, self.scores, self.spent, now)
-        large = wish.large if forced is None else forced
-        self.rule.count(wish, large=large)
+        decision = self.rule.decide(score, self.scores, self.spent, now)
+        large = decision.large if forced is None else forced
+        self.rule.count(decision, large=large)
         self.spent.add(float(large), now)
         self.scores.add(score)
         return large

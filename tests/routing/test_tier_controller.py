@@ -33,8 +33,8 @@ def met(control: TierController, count: int, seed: int = 1, target: Target = QUA
     r, now = random.Random(seed), begin
     for k in range(count):
         now, score = begin + 3.0 * k, r.random()
-        wish = control.decide(target, score, now)
-        control.count(wish, score, now, large=wish.large)
+        decision = control.decide(target, score, now)
+        control.count(decision, score, now, large=decision.large)
     return now
 
 
@@ -107,7 +107,7 @@ def test_what_was_learnt_comes_through_a_restart() -> None:
     before, after = control.tier_state(QUALITY, 0.0), again.tier_state(QUALITY, 0.0)
     assert after.threshold == pytest.approx(before.threshold)
     assert (after.fit, after.labels, after.version) == (before.fit, before.labels, before.version)
-    assert after.kept == before.kept
+    assert after.retention == before.retention
 
 
 def test_a_snapshot_of_other_scores_is_refused() -> None:
@@ -148,8 +148,8 @@ def test_quality_is_kept_by_what_is_counted() -> None:
     control = route()
     now = met(control, 1500)
     tier_state = control.tier_state(QUALITY, now)
-    assert tier_state.kept.part == pytest.approx(0.9, abs=0.03)
-    assert tier_state.kept.low < 0.9 < tier_state.kept.high
+    assert tier_state.retention.part == pytest.approx(0.9, abs=0.03)
+    assert tier_state.retention.low < 0.9 < tier_state.retention.high
     assert tier_state.threshold == pytest.approx(math.sqrt(0.1), abs=0.06)
 
 
@@ -167,12 +167,12 @@ def truly_kept(truth: PlattScaling, audited: float, seed: int) -> float:
     control, r, kept, lost = route(), random.Random(seed), 0, 0
     for k in range(6000):
         score, now = r.betavariate(1.5, 1.5), 3.0 * k
-        wish = control.decide(QUALITY, score, now)
-        control.count(wish, score, now, large=wish.large)
+        decision = control.decide(QUALITY, score, now)
+        control.count(decision, score, now, large=decision.large)
         worse = r.random() < float(truth(np.array([score]))[0])
         if k >= 3000:
-            kept, lost = kept + (worse and wish.large), lost + (worse and not wish.large)
-        if not wish.large and r.random() < audited:
+            kept, lost = kept + (worse and decision.large), lost + (worse and not decision.large)
+        if not decision.large and r.random() < audited:
             control.observe(score, worse, "audit")
     return kept / (kept + lost)
 

@@ -24,7 +24,7 @@ class WeightsCorrupt(Exception):
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
     digest: str  # hex SHA-256 of the arrays
-    said: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     tables: Tables
 
 

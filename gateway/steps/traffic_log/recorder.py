@@ -143,7 +143,9 @@ class Recorder:
     def _is_of(self, target: ErasureTarget, row: Row) -> bool:
         if not isinstance(row, RecordedRequest) or row.at > target.at:
             return False
-        same = target.tenant is None or (self._tenants is not None and row.given.tenant == self._tenants(target.tenant))
+        same = target.tenant is None or (
+            self._tenants is not None and row.request.tenant == self._tenants(target.tenant)
+        )
         return same and target.names(row.subjects)
 
     def _append(self, row: Row) -> None:

@@ -46,7 +46,7 @@ class CallResult:
     reason: str
     seconds: float | None
     dollars: float | None
-    asked: bool = True  # a backend was called
+    backend_called: bool = True  # a backend was called
 
 
 class BackendModel:
@@ -76,7 +76,7 @@ class BackendModel:
         self._frequency = UseCounts()
         self._books: dict[str, LatencyBook] = {}
         self._confidences = {r.name: Confidence(r.slo.confidence, adapts=not r.slo.per_request) for r in policy.routes}
-        budgets = any(row.given.budget_s is not None for row in day.requests)
+        budgets = any(row.request.budget_s is not None for row in day.requests)
         self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
         self._split_routes = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
         self._unbounded: dict[
@@ -88,13 +88,13 @@ class BackendModel:
         """Return the outcome of the request with the number `at`."""
         target = route.target
         if route.name in self._split_routes:
-            target = resolve_splits(target, row.given.canonical, _midpoint_rng)
+            target = resolve_splits(target, row.request.canonical, _midpoint_rng)
         remaining = self._remaining(row, route)
         decision = self._decision(row, route, target, remaining)
         if decision.late and route.slo.late == "refuse":
-            return CallResult(None, None, OUT_OF_TIME, self._latencies.overhead_s, 0.0, asked=False)
+            return CallResult(None, None, OUT_OF_TIME, self._latencies.overhead_s, 0.0, backend_called=False)
         backend = decision.backends[0]
-        answered = self._day.answered.get(row.given.canonical)
+        answered = self._day.answered.get(row.request.canonical)
         seconds = self._latencies.call_seconds(at, row, backend, answered)
         if seconds is None:
             self._count_unknown("latency", backend)
@@ -106,7 +106,7 @@ class BackendModel:
 
     def is_admitted(self, row: RecordedRequest, route: Route, key: Key) -> bool:
         """Return whether the answer to the request is stored."""
-        given, rules = row.given, route.admission
+        given, rules = row.request, route.admission
         if row.status != 200 or refuse_request(rules, given.temperature, given.roles) is not None:
             return False
         if rules.after > 1 and not given.no_cache and self._ask_count(key) < rules.after:
@@ -127,18 +127,18 @@ class BackendModel:
         return self._frequency.add(hashlib.sha256(f"{owner}\0{route}\0".encode() + canonical).hexdigest())
 
     def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: RemainingBudget) -> Decision:
-        if row.given.operation == EMBEDDINGS:
+        if row.request.operation == EMBEDDINGS:
             return select(target, self._traits, Signals(EMBEDDINGS), route.slo.late)
         if len(target.tiers) == 1:
             return self._decide(row, route, target, remaining, None, 0.0)
-        score = row.complexity if row.complexity is not None else self._day.complexities.get(row.given.canonical)
+        score = row.complexity if row.complexity is not None else self._day.complexities.get(row.request.canonical)
         if score is None:
             return self._recorded_decision(row, target)
         escalation = self._escalations[route.name]
-        wish = escalation.decide(target, score, row.at)
-        decision = self._decide(row, route, target, remaining, wish, score)
+        tier_decision = escalation.decide(target, score, row.at)
+        decision = self._decide(row, route, target, remaining, tier_decision, score)
         if target.large_share is not None or target.quality is not None:  # no other rule needs the outcome
-            escalation.count(wish, score, row.at, large=decision.tier != target.tiers[0].name)
+            escalation.count(tier_decision, score, row.at, large=decision.tier != target.tiers[0].name)
         return decision
 
     def _decide(
@@ -147,15 +147,15 @@ class BackendModel:
         route: Route,
         target: Target,
         remaining: RemainingBudget,
-        wish: TierDecision | None,
+        tier_decision: TierDecision | None,
         score: float,
     ) -> Decision:
         """Return the decision of the gateway. Without a budget it depends on the tier alone, and is cached."""
-        late, signals = route.slo.late, Signals(row.given.operation, False, score, wish, remaining)
+        late, signals = route.slo.late, Signals(row.request.operation, False, score, tier_decision, remaining)
         if remaining.has_budget:
             signals = replace(signals, predictions=self._predictions(row, route, target))
             return select(target, self._traits, signals, late)
-        key = target.backends, bisect_left(thresholds_of(target, wish), score)
+        key = target.backends, bisect_left(thresholds_of(target, tier_decision), score)
         known = self._unbounded.get(key)
         if known is None:
             known = self._unbounded[key] = select(target, self._traits, signals, late)
@@ -168,9 +168,9 @@ class BackendModel:
         return Decision((backend,), target.tier_with_backend(backend), Choice.COMPLEX)
 
     def _remaining(self, row: RecordedRequest, route: Route) -> RemainingBudget:
-        if row.given.patient or (row.given.budget_s is None and route.latency_budget_s is None):
+        if row.request.patient or (row.request.budget_s is None and route.latency_budget_s is None):
             return UNBOUNDED
-        said = {} if row.given.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.given.budget_s)}
+        said = {} if row.request.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.request.budget_s)}
         total = budget_of(said, route.latency_budget_s).total_s
         return UNBOUNDED if total is None else RemainingBudget(total - self._latencies.overhead_s)
 
@@ -211,7 +211,7 @@ class BackendModel:
         """Return the recorded answer of the request, or an earlier answer to the same request."""
         if row.answer is not None:
             return row.answer
-        earlier = self._day.answered.get(row.given.canonical)
+        earlier = self._day.answered.get(row.request.canonical)
         return None if earlier is None else earlier.answer
 
     def _count_unknown(self, what: str, of: str) -> None:
@@ -220,7 +220,7 @@ class BackendModel:
 
 
 def _call_features(row: RecordedRequest) -> CallFeatures:
-    return CallFeatures(False, float(row.given.input_tokens), row.given.max_tokens, row.route)
+    return CallFeatures(False, float(row.request.input_tokens), row.request.max_tokens, row.route)
 
 
 def _midpoint_rng() -> float:
