@@ -86,7 +86,7 @@ async def compared_lists(
         try:
             await index.load(pieces(stored, centroids, lists))
             begun = time.perf_counter()
-            await index.settled()
+            await index.wait_settled()
             copied = time.perf_counter() - begun
             rows.append(await measured(index, where, (hits, fresh), nearest, new, copied))
         finally:

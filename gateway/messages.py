@@ -619,7 +619,7 @@ class Dialect(Protocol):
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         """Convert a whole body to the events for a streaming client. Lossless. Raise `MalformedResponse`."""
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Return a whole body, or one event's data, as if it were created now.
 
         Its id is made of `answer_id` in the dialect's form, and its time is `created`, seconds since the epoch. Data
@@ -632,7 +632,7 @@ class Dialect(Protocol):
     def shown(self, call: Call, event: Event) -> bool:
         """Return whether this client asked for this event; the gateway may have requested more events."""
 
-    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         """Return the events that are `shown`."""
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:

@@ -332,7 +332,7 @@ class MigrationStore(Protocol):
         gone or was fetched again.
         """
 
-    async def settled(self) -> bool:
+    async def is_settled(self) -> bool:
         """Return whether lookups use the embedder in use, also before a restart."""
 
     async def settle(self) -> None:
@@ -504,7 +504,7 @@ class HostedModels(Protocol):
     def conditions(self) -> Mapping[str, ModelCondition]:
         """The conditions by model name."""
 
-    async def wrong(self) -> None:
+    async def wait_unready(self) -> None:
         """Wait until a model is not ready."""
 
     def record(self, name: str, condition: ModelCondition) -> None:

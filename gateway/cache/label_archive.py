@@ -17,7 +17,7 @@ import msgpack
 from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.files import data_dirs, replaced
+from gateway.files import data_dirs, replace_file
 from gateway.ports import Clock, Judgement
 
 LOG = logging.getLogger("nearhit.quality")
@@ -106,7 +106,7 @@ class LabelArchive:
             gone += found
             if found and not dry_run:
                 kept = b"".join(msgpack.packb(row) for row in rows if not _is_of(target, row))
-                replaced(path, kept, path.with_name(f".{path.name}.new"), 0o600)
+                replace_file(path, kept, path.with_name(f".{path.name}.new"), 0o600)
         return gone
 
     def _write(self, rows: list[Row]) -> None:

@@ -183,7 +183,7 @@ def load_weights(directory: Path = WEIGHTS) -> VerifierWeights:
 
 def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
-    unpacked = TRAINED.unpacked(about, arrays, NAMES)
+    unpacked = TRAINED.unpack(about, arrays, NAMES)
     said, tables = unpacked.metadata, unpacked.tables
     return VerifierWeights(
         digest=unpacked.digest,

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.conversation import Conversational, divided, transcript
+from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, read_object
 from gateway.dialects.openai_answers import reading
 from gateway.errors import MalformedResponse
@@ -132,11 +132,11 @@ class OpenAI(Conversational):
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         return answers.split(call.operation, whole)
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Renew the id, but not of a completion that is stored upstream, where clients fetch it by its id."""
         if call.stored:
             return data
-        return answers.renewed(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
+        return answers.renew(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
 
     def event(self, call: Call, data: bytes) -> Event:
         return Event(data)
@@ -148,7 +148,7 @@ class OpenAI(Conversational):
         options = call.body.get("stream_options")
         return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)
 
-    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         for event in events:
             if event.data.find(b'"usage"') >= 0:  # rare in model output
                 return tuple([event for event in events if self.shown(call, event)])
@@ -301,10 +301,10 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
 
 
 def _split_text(content: Any) -> tuple[str, Any]:
-    """Split content as `conversation.divided` does."""
+    """Split content as `conversation.split_content` does."""
     if not isinstance(content, list):
         return content or "", None
-    return divided(content, lambda part: part.get("type") == "text")
+    return split_content(content, lambda part: part.get("type") == "text")
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> str:

@@ -352,7 +352,7 @@ def split(operation: str, whole: bytes) -> tuple[Event, ...]:
         return (*(Event(orjson.dumps(chunk)) for chunk in chunks_of(operation, body)), Event(DONE))
 
 
-def renewed(data: bytes, answer_id: str, created: int) -> bytes:
+def renew(data: bytes, answer_id: str, created: int) -> bytes:
     """Return a body, or one event's data, with another id and time; unchanged if it has neither."""
     try:
         body = orjson.loads(data)

@@ -357,7 +357,7 @@ def text(whole: bytes) -> str | None:
         return "".join(part["text"] for part in parts) or None
 
 
-def renewed(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
+def renew(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
     """Return a body, or the data of an event with one, with another id and time, unless it is stored upstream.
 
     `kept`: whether a response that does not say so is stored.

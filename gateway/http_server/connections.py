@@ -108,7 +108,7 @@ class ServerConnection(RequestHandler):
             await super()._drain_helper()
         elif self._paused:
             written, self._output_size = self._bytes_written - self._output_size, self._bytes_written
-            self._pace.wrote(written)
+            self._pace.record_write(written)
             await self._pace.wait_for_room()
 
     def data_received(self, data: bytes) -> None:

@@ -187,9 +187,9 @@ class BatchEndpoint:
         return batch
 
     async def _batch_json(self, batch: JobBatch) -> dict[str, Any]:
-        if batch.open and await self._store.cancelled(batch.id):
+        if batch.open and await self._store.is_cancelled(batch.id):
             batch = batch.with_status("cancelling", self._clock.wall())
-        return batch_json(batch, *await self._store.counted(batch.id))
+        return batch_json(batch, *await self._store.request_counts(batch.id))
 
 
 def _parse_form(body: bytes, content_type: str) -> tuple[bytes, str, str]:

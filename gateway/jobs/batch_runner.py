@@ -210,13 +210,13 @@ class BatchDriver:
             job_state, reason = None, "output_too_large"
         output, completed = output_of(driven.batch.id, line, job_state, reason)
         driven.size += len(output)
-        await self._store.ended(driven.batch.id, line.number, output, completed=completed)
+        await self._store.record_output(driven.batch.id, line.number, output, completed=completed)
         driven.jobs.pop(line.number, None)
         driven.done.add(line.number)
 
     async def _stop_reason(self, batch: JobBatch) -> str:
         """Return why the rest of the batch is not run; empty: it is run."""
-        if await self._store.cancelled(batch.id):
+        if await self._store.is_cancelled(batch.id):
             return CANCELLED
         return EXPIRED if self._clock.wall() >= batch.expires else ""
 
@@ -259,7 +259,7 @@ class BatchDriver:
         admittance, identity = await self._jobs.accept(job, self._bounds, key_of(batch.id, line.number), "")
         if admittance not in (Admittance.ACCEPTED, Admittance.KNOWN):
             return None
-        await self._store.began(batch.id, line.number, identity)
+        await self._store.record_start(batch.id, line.number, identity)
         driven.jobs[line.number] = identity
         return identity
 

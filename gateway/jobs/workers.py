@@ -14,7 +14,7 @@ from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.tasks import cancelled, start_task
+from gateway.tasks import cancel_and_wait, start_task
 
 LOG = logging.getLogger("nearhit.jobs")
 BEAT_S = 1.0  # seconds until jobs that other gateways cancel or accept are noticed here
@@ -96,7 +96,7 @@ class JobWorkers:
                 if beats.done():
                     beats.result()  # raises: without heartbeats, other gateways would claim the jobs of this one
         finally:
-            await cancelled(beats)
+            await cancel_and_wait(beats)
             await self._requeue_all()
 
     async def _take(self) -> None:
@@ -229,7 +229,7 @@ class JobWorkers:
 
     async def _requeue_all(self) -> None:
         for held in list(self._running.values()):
-            await cancelled(held.task)
+            await cancel_and_wait(held.task)
             with suppress(StoreUnavailable):  # its claim expires instead
                 await self._store.requeue(
                     held.claimed.job.id,

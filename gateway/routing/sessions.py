@@ -106,7 +106,7 @@ class RouteSessions:
             request.preferred_upstream = effect.upstream
         return decision
 
-    def answered(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Response:
+    def record_answer(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Response:
         """Record who answered, and return the response. An error leaves the session as it is."""
         effect, response = decision.session_effect, answered.response
         if effect is None or response.status >= 400 or request.internal:

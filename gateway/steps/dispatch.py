@@ -78,11 +78,11 @@ class Dispatch:
         if (
             request.tier_decision is not None and decision.tier is not None
         ):  # before the call: the next request's choice depends on it
-            self._escalations.sent(request, request.tier_decision, large=self._large(decision.tier))
+            self._escalations.record_dispatch(request, request.tier_decision, large=self._large(decision.tier))
         slo = self._promises.promise_for(request, self._route, promised=decision.promised)
         answered = await self._call_backends(request, decision, slo)
         sessions = self._backend_choice.sessions
-        response = answered.response if sessions is None else sessions.answered(request, decision, answered)
+        response = answered.response if sessions is None else sessions.record_answer(request, decision, answered)
         if slo is not None:
             response = slo.observe_response(response, as_chosen=answered.instead is None)
         return self._finish(request, response, self._provenance(request, decision, answered))
@@ -108,7 +108,7 @@ class Dispatch:
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
         if tier is not None:
             large, meant = self._large(tier), self._large(decision.tier)
-            self._escalations.answered(request, large=large, instead=large != meant)
+            self._escalations.record_answer(request, large=large, instead=large != meant)
         return Provenance(
             _verdict(request),
             reason=request.bypass or reason,

@@ -190,7 +190,7 @@ async def _previous_model(
 async def _is_migrated(inputs: PartsInputs, current_fingerprint: str) -> bool:
     """Return whether lookups use the new model already; False if the store does not answer."""
     try:
-        settled = await RedisMigration(inputs.stores.redis, embedder=current_fingerprint).settled()
+        settled = await RedisMigration(inputs.stores.redis, embedder=current_fingerprint).is_settled()
     except StoreUnavailable:
         return False
     if settled:

@@ -173,7 +173,7 @@ class UpstreamPool:
             )
         try:  # a shortcut for `_attempt`: one upstream, and no failures to take into account
             with endpoint.attempt(request) as attempt:
-                response = attempt.answered(await endpoint.backend.send(request))
+                response = attempt.track_response(await endpoint.backend.send(request))
         except BackendError as error:
             return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, error)])
         if response.status < 400:

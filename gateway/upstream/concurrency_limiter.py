@@ -83,10 +83,10 @@ class ConcurrencyLimiter:
         self.inflight = 0
         self._tenant_share = tenant_share
         self._held: dict[str, int] = {}  # permits of each tenant that has some
-        self.client_paced = ClientPacedCalls(lambda: self.tenant_most)
+        self.client_paced = ClientPacedCalls(lambda: self.tenant_limit)
 
     @property
-    def tenant_most(self) -> int:
+    def tenant_limit(self) -> int:
         """The permits that one tenant may hold while calls of others wait, at least one."""
         return max(1, int(self._limit.value * self._tenant_share))
 
@@ -213,7 +213,10 @@ class ConcurrencyLimiter:
         now = self._clock.monotonic()
         for late in self._queue.expired(now):
             self._refuse(late, ShedReason.DEADLINE)
-        while self.inflight < self._limit.value and (ticket := self._queue.take(now, self._sated())) is not None:
+        while (
+            self.inflight < self._limit.value
+            and (ticket := self._queue.take(now, self._saturated_tenants())) is not None
+        ):
             admission = self._admissions.pop(ticket, None)
             if admission is not None and not admission.done():
                 self.inflight += 1
@@ -221,9 +224,9 @@ class ConcurrencyLimiter:
                 self._turnover.on_grant(self._queue.waiting_since, now)
                 admission.set_result(now)
 
-    def _sated(self) -> set[str]:
+    def _saturated_tenants(self) -> set[str]:
         """Return the tenants that hold their share of the permits."""
-        most = self.tenant_most
+        most = self.tenant_limit
         return {tenant for tenant, held in self._held.items() if held >= most}
 
     def _refuse(self, ticket: Ticket, reason: ShedReason) -> None:

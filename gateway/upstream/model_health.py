@@ -115,7 +115,7 @@ class ModelCare:
 
     async def run(self) -> None:
         while True:
-            await self._hosted.wrong()
+            await self._hosted.wait_unready()
             for name, condition in tuple(self._hosted.conditions.items()):
                 if condition is not ModelCondition.READY:
                     try:

@@ -39,7 +39,7 @@ async def filled(index: FaissIndex) -> FaissIndex:
         await index.add(f"n{i}", "big" if i % 3 else "small", vector_of(i))
     await index.add("alone", "tiny", vector_of(99))
     await index.remove(["n3", "n4"])
-    await index.settled()
+    await index.wait_settled()
     return index
 
 

@@ -147,7 +147,7 @@ class FaissIndex:
     async def fingerprints(self) -> list[str]:
         return await self._owner.run(lambda: list(self._contents.ids))
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until no partition is being rebuilt or waits to be."""
         while True:
             await self._owner.run(lambda: None)  # earlier operations may still schedule a rebuild

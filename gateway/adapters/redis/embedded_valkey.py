@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess, exit_text
-from gateway.tasks import Backoff, cancelled, start_task
+from gateway.tasks import Backoff, cancel_and_wait, start_task
 
 LOG = logging.getLogger("nearhit")
 
@@ -270,7 +270,7 @@ class ValkeySupervisor:
         """Stop the server, also one that is just starting."""
         self._supervision.cancel()
         await asyncio.wait({self._supervision}, timeout=STOP_S)
-        await cancelled(self._supervision)
+        await cancel_and_wait(self._supervision)
         await self._server.stop()
 
     async def _supervise(self) -> None:

@@ -67,7 +67,7 @@ class TritonModels:
         """The conditions by model name; all models are ready until a call tells otherwise."""
         return self._conditions
 
-    async def wrong(self) -> None:
+    async def wait_unready(self) -> None:
         """Wait until a model is not ready."""
         await self._wrong.wait()
 

@@ -59,7 +59,7 @@ def servers(work: float, utilisation: float) -> float:
     return work / utilisation
 
 
-def whole(count: float) -> int:
+def round_up(count: float) -> int:
     """Return `count` rounded up, at least 1. A rounding error of a sum does not add one."""
     return max(1, math.ceil(count - 1e-9))
 
@@ -225,7 +225,7 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
 def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
     loops = d.peak * work.loop.mean_s / (d.utilisation - work.loop_replication)
     threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_replication)
-    count = whole(max(loops, threads)) + d.spare
+    count = round_up(max(loops, threads)) + d.spare
     following = count * (work.loop_replication + work.threads_replication)
     held = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
     left = f"({d.utilisation:g} - {work.loop_replication:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
@@ -258,7 +258,7 @@ def _store(d: Demand, c: Costs, follows: int) -> PlanPart:
     size = c.entry_store_bytes + answer_bytes(d, c)
     held = d.entries * size
     by_memory = held / (c.shard_gb * GB * c.shard_fill)
-    shards = whole(max(by_work, by_memory))
+    shards = round_up(max(by_work, by_memory))
     following = f" + {followed:,.1f} for {follows} followers" if follows else ""
     nodes = shards * (1 + d.store_replicas)
     return PlanPart(
@@ -286,7 +286,7 @@ def _milvus(d: Demand, c: Costs) -> PlanPart:
     memory = d.entries * c.entry_milvus_bytes / (c.milvus_node_gb * GB * c.shard_fill)
     searches = servers(d.peak * d.embeddings / c.milvus_searches, d.utilisation)
     inserts = servers(d.peak * d.inserts / c.milvus_inserts, d.utilisation)
-    count = whole(max(memory, searches, inserts)) + d.spare
+    count = round_up(max(memory, searches, inserts)) + d.spare
     return PlanPart(
         "milvus nodes",
         count,
@@ -311,7 +311,7 @@ def _gpus(d: Demand, c: Costs) -> Iterator[PlanPart]:
         if share > 0:
             count = servers(d.peak * share / each, d.utilisation)
             formula = f"{d.peak * share:,.0f}/s / ({each:g}/s x {d.utilisation:g}) = {count:,.1f}, + {d.spare} spare"
-            yield PlanPart(name, whole(count) + d.spare, formula, gpus=whole(count) + d.spare, used=(cost,))
+            yield PlanPart(name, round_up(count) + d.spare, formula, gpus=round_up(count) + d.spare, used=(cost,))
 
 
 def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Iterator[str]:

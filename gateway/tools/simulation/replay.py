@@ -154,7 +154,7 @@ class TrafficReplay:
         if plan.semantic is None or node is None:
             return None
         self._cache.add_prior_neighbours(scope, row, self._day.nodes, plan.longest_s)
-        plan.looked()
+        plan.count_lookup()
         return self._lookup.of(row, node, scope, plan.semantic, plan.within, plan.control, directives)
 
     def _hit(

@@ -24,14 +24,14 @@ class OperatingPoint:
     threshold: float  # inf: nothing is served
 
 
-def served(
+def at_promise(
     scores: FloatArray, same: NDArray[np.bool_], promise: float, counts: FloatArray | None = None
 ) -> OperatingPoint:
     """Return the result of the lowest threshold whose wrong share of all pairs is at most `promise`.
 
     `counts`: (n,) how often each pair counts; None: once.
     """
-    return Ranking(scores, same).served(promise, counts)
+    return Ranking(scores, same).at_promise(promise, counts)
 
 
 class Ranking:
@@ -44,7 +44,7 @@ class Ranking:
         # A threshold serves all pairs of one score or none of them.
         self._ends = np.append(self._scores[1:] != self._scores[:-1], True) & np.isfinite(self._scores)
 
-    def served(self, promise: float, counts: FloatArray | None = None) -> OperatingPoint:
+    def at_promise(self, promise: float, counts: FloatArray | None = None) -> OperatingPoint:
         counted = np.ones(len(self._scores)) if counts is None else counts[self._order]
         total = float(counted.sum())
         wrong = np.cumsum(counted * self._wrong)
@@ -80,13 +80,13 @@ def judge(
     The bootstrap draws connected components, because pairs that share a question are not independent.
     """
     old, new = Ranking(before, same), Ranking(after, same)
-    was, now = old.served(promise), new.served(promise)
+    was, now = old.at_promise(promise), new.at_promise(promise)
     _, number = np.unique(np.asarray(groups), return_inverse=True)
     random, drawn = np.random.default_rng(seed), int(number.max()) + 1 if len(number) else 0
     gains = np.zeros(SAMPLES)
     for at in range(SAMPLES if drawn else 0):
         counts = random.multinomial(drawn, np.full(drawn, 1.0 / drawn)).astype(np.float64)[number]
-        gains[at] = new.served(promise, counts).share - old.served(promise, counts).share
+        gains[at] = new.at_promise(promise, counts).share - old.at_promise(promise, counts).share
     least = float(np.quantile(gains, 1.0 - CONFIDENCE))
     gain, figures = now.share - was.share, f"{was.share:.1%} before, {now.share:.1%} after"
     if gain < LEAST_GAIN:

@@ -93,7 +93,7 @@ def fit(
         )
     )
     found = Numbers(first, second, shipped.curve, shipped.prior)
-    return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)
+    return calibrate(shipped, found, earlier[use], found.scores(inputs)[use], labels)
 
 
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
@@ -113,7 +113,7 @@ def columns_of(kind: type[Combination], rows: Sequence[Sequence[float]]) -> Floa
     return np.array([[unit.log_odds(*row) for unit in units] for row in rows], np.float64).reshape(-1, size)
 
 
-def calibrated(
+def calibrate(
     shipped: Numbers, fitted: Numbers, earlier: FloatArray, scores: FloatArray, labels: FloatArray
 ) -> Numbers:
     """Return the numbers with a curve and a prior of their own.

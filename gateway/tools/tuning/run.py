@@ -21,7 +21,7 @@ from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cache.verifiers import ABOUT_FILE, TRAINED, WEIGHTS, LearnedVerifier, load_weights
 from gateway.tools.tuning.encoder import Training, fine_tune
-from gateway.tools.tuning.gate import LEAST_LABELS, FloatArray, GateVerdict, OperatingPoint, judge, served
+from gateway.tools.tuning.gate import LEAST_LABELS, FloatArray, GateVerdict, OperatingPoint, at_promise, judge
 from gateway.tools.tuning.numbers import Numbers, ScoreInputs, fit
 from gateway.tools.tuning.pairs import MAX_PAIRS, LabelledPair, PairSplit, components, cut
 from gateway.tools.tuning.reference import anchor_pairs, loss, order, reference_pairs
@@ -197,7 +197,7 @@ def _choose(
 
 
 def _typical(scores: FloatArray, same: NDArray[np.bool_], promise: float) -> float:
-    return float(np.mean([served(scores, same, promise * each).share for each in AROUND]))
+    return float(np.mean([at_promise(scores, same, promise * each).share for each in AROUND]))
 
 
 def _same(pairs: Sequence[LabelledPair]) -> NDArray[np.bool_]:
@@ -228,7 +228,7 @@ def _judge_candidate(
     """Judge the candidate on the newest part, and put it in force if it passes. `lost`: as of `_lost`."""
     same, before = _same(parts.held_out), current.numbers.scores(held_out)
     if chosen is None:
-        was = served(before, same, options.promise)
+        was = at_promise(before, same, options.promise)
         why = "no candidate serves more of the labels before the newest fifth than the verifier in force"
         return _report(False, why, was, was, labels, current.version, more)
     after = chosen.numbers.scores(chosen.held_out)

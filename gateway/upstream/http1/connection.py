@@ -134,7 +134,7 @@ TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 class ConnectionOwner(Protocol):
     """A `ConnectionOwner` lends connections for exchanges."""
 
-    def opened(self, connection: ClientConnection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Register a new connection. `remove` follows exactly once."""
 
     def release(self, connection: ClientConnection) -> None:
@@ -249,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._socket = transport.get_extra_info("socket")
-        self._owner.opened(self)
+        self._owner.add(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -291,7 +291,7 @@ class ClientConnection(asyncio.Protocol):
             self._upload.cancel()
         if answer is not None:
             if self._parser.is_close_delimited and error is None:
-                answer.ended()
+                answer.on_end()
             elif self._parser.has_started:
                 answer.on_error(ConnectionBroken("the server closed the connection within the response"))
             else:
@@ -303,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self, answer: HttpResponse) -> None:
         """Complete the exchange, and release or close the connection."""
         self._answer = None
-        answer.ended()
+        answer.on_end()
         upload, self._upload = self._upload, None
         unsent = upload is not None and not upload.done
         idle_s = self._parser.idle_s(self._idle_s)

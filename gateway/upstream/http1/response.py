@@ -74,7 +74,7 @@ class HttpResponse:
         self.chunks, self.unread = [], 0
         return taken
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """Record that the last byte has arrived. The connection may serve another request from now on."""
         self.whole, self._connection = True, None
 

@@ -47,7 +47,7 @@ def resumable(
     return begun
 
 
-def drawn(seed: int, epoch: int) -> torch.Generator:
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """Return the random generator of one epoch."""
     return torch.Generator().manual_seed(seed * 100_003 + epoch)
 

@@ -60,9 +60,9 @@ def classify(
     if transformer is None:
         teacher, has_teacher = _teacher_logits(rows, len(job["labels"]))
     else:
-        from .teacher_training import taught  # noqa: PLC0415 - transformers takes seconds to import
+        from .teacher_training import train_teacher  # noqa: PLC0415 - transformers takes seconds to import
 
-        teacher, about = taught(job, ids, labels, folder, transformer, quiet=quiet)
+        teacher, about = train_teacher(job, ids, labels, folder, transformer, quiet=quiet)
         has_teacher = torch.ones(len(rows), dtype=torch.bool)
     used = sorted({each for row in ids for each in row})
     place = {each: at for at, each in enumerate(used)}

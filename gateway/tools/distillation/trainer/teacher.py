@@ -47,7 +47,7 @@ def large(source: Path, labels: int) -> LargeModel:
     return model
 
 
-def embedded(
+def embed_rows(
     model: LargeModel, rows: Sequence[Sequence[int]], folder: Path, on_rows: Callable[[int], None]
 ) -> torch.Tensor:
     """Return the vectors of all rows, (rows, width). Reuse the chunks that are in `folder`.

@@ -16,11 +16,11 @@ import torch
 
 from .export import export
 from .progress import show_progress
-from .teacher import CHUNK, embedded, fit, large
+from .teacher import CHUNK, embed_rows, fit, large
 from .tuning import Tuning, tune
 
 
-def taught(
+def train_teacher(
     job: dict[str, Any], ids: Sequence[Sequence[int]], labels: torch.Tensor, folder: Path, transformer: Path, *,
     quiet: bool,
 ) -> tuple[torch.Tensor, dict[str, Any]]:  # fmt: skip
@@ -30,23 +30,23 @@ def taught(
     made_of = [job["transformer_digest"], CHUNK, ids, labels.tolist()]
     cache_folder = folder / f"taught-{_digest(made_of)[:12]}"
     with show_progress("embedding for the teacher", len(ids), "texts", quiet=quiet) as progress:
-        vectors = embedded(model, ids, cache_folder, progress.more)
+        vectors = embed_rows(model, ids, cache_folder, progress.more)
     if not _load_if_exists(cache_folder / "head.pt", model.head):
         fit(model, vectors, labels)
         _save(cache_folder / "head.pt", model.head.state_dict())
     begun = 0
     if tuning.epochs:
         cache_folder = folder / f"tuned-{_digest([made_of, job['tuning']])[:12]}"
-        begun = _tuned(model, ids, labels, tuning, cache_folder, quiet)
+        begun = _tune(model, ids, labels, tuning, cache_folder, quiet)
         with show_progress("running the teacher", len(ids), "texts", quiet=quiet) as progress:
-            vectors = embedded(model, ids, cache_folder, progress.more)
+            vectors = embed_rows(model, ids, cache_folder, progress.more)
     with torch.no_grad():
         logits = model.head(vectors)
     size = export(model, folder / "teacher.onnx", job["precision"])
     return logits, {"teacher_fp32_bytes": size, "teacher_resumed_after": begun}
 
 
-def _tuned(
+def _tune(
     model: Any, ids: Sequence[Sequence[int]], labels: torch.Tensor, tuning: Tuning, cache_folder: Path, quiet: bool
 ) -> int:
     """Tune the teacher and return the number of epochs that an earlier run had finished."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .checkpointing import OnEpoch, drawn, resumable
+from .checkpointing import OnEpoch, epoch_generator, resumable
 from .losses import distillation
 from .pruning import Pruning
 from .student import Student
@@ -90,7 +90,7 @@ def _epoch(
 ) -> float:
     for group in optimiser.param_groups:
         group["lr"] = plan.rate * (1.0 - epoch / plan.total)
-    order = torch.randperm(len(examples.rows), generator=drawn(plan.seed, epoch))
+    order = torch.randperm(len(examples.rows), generator=epoch_generator(plan.seed, epoch))
     losses = 0.0
     student.train()
     for chosen in order.split(plan.batch):

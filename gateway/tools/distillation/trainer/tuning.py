@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from .checkpointing import OnEpoch, drawn, resumable
+from .checkpointing import OnEpoch, epoch_generator, resumable
 from .teacher import LargeModel
 from .training import batches, pace, padded
 
@@ -48,7 +48,7 @@ def tune(
         torch.manual_seed(tuning.seed * 100_003 + number)  # for the dropout
         model.train()
         losses = 0.0
-        for at, chosen in enumerate(batches(list(map(len, rows)), tuning.batch, drawn(tuning.seed, number))):
+        for at, chosen in enumerate(batches(list(map(len, rows)), tuning.batch, epoch_generator(tuning.seed, number))):
             share = (number * a_pass + at) / (tuning.epochs * a_pass)
             for group in optimiser.param_groups:
                 group["lr"] = tuning.rate * group["of"] * pace(share)
