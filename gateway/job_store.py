@@ -273,7 +273,7 @@ class Conclusion:
 
 
 @dataclass(frozen=True, slots=True)
-class JobCounts:
+class Counts:
     """Totals over all gateways on a store."""
 
     queued: int  # including jobs that wait for their next attempt
@@ -344,7 +344,7 @@ class JobStore(Protocol):
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
         """Record the outcome of a delivery. `retry_s`: deliver again after that time; None: finished."""
 
-    async def counts(self) -> JobCounts: ...
+    async def counts(self) -> Counts: ...
 
     async def listed(self, state: str, limit: int) -> list[JobState]:
         """Return jobs without results, youngest first. `state` is `active`, `dead` or `finished`."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.errors import StoreUnavailable
-from gateway.job_store import JobCounts, JobState, JobStatus, JobStore, job_json
+from gateway.job_store import Counts, JobState, JobStatus, JobStore, job_json
 
 STATES = ("active", "dead", "finished")
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
@@ -51,7 +51,7 @@ class JobsQuery(TypedDict, total=False):
 
 
 class JobsReport(TypedDict):
-    counts: JobCounts
+    counts: Counts
     state: Literal["active", "dead", "finished"]
     jobs: list[JobSummary]
 

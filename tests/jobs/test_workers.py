@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import StoreUnavailable
-from gateway.job_store import ClaimedJob, Conclusion, Job, JobCounts, JobResult, LeaseState
+from gateway.job_store import ClaimedJob, Conclusion, Counts, Job, JobResult, LeaseState
 from gateway.jobs.retry_policy import RetryTerms
 from gateway.jobs.workers import JobWorkers
 from gateway.observability.telemetry import Telemetry
@@ -52,8 +52,8 @@ class Store:
         self.back.append(error)
         return True
 
-    async def counts(self) -> JobCounts:
-        return JobCounts(0, 0, 0, 0, 0, 0.0)
+    async def counts(self) -> Counts:
+        return Counts(0, 0, 0, 0, 0, 0.0)
 
     async def sweep(self, worker: str) -> None:
         pass

@@ -21,9 +21,9 @@ from gateway.job_store import (
     Bounds,
     ClaimedJob,
     Conclusion,
+    Counts,
     Delivery,
     Job,
-    JobCounts,
     JobState,
     JobStatus,
     LeaseState,
@@ -127,9 +127,9 @@ class RedisJobs:
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
         await self._run("WEBHOOK_TOLD", job, outcome, "" if retry_s is None else _ms(retry_s))
 
-    async def counts(self) -> JobCounts:
+    async def counts(self) -> Counts:
         queued, running, dead, size, webhooks, oldest_ms = map(int, await self._run("COUNTS"))
-        return JobCounts(queued, running, dead, size, webhooks, oldest_ms / 1000)
+        return Counts(queued, running, dead, size, webhooks, oldest_ms / 1000)
 
     async def listed(self, state: str, limit: int) -> list[JobState]:
         async def read(client: Any) -> list[Any]:
