@@ -66,7 +66,7 @@ class CredentialPolicy:
 
 
 class JobEndpoint:
-    """`JobEndpoint` accepts jobs, and reports and cancels them. `over` is called with the id of a cancelled job."""
+    """`JobEndpoint` accepts, reports and cancels jobs. `on_job_end` is called with the id of a cancelled job."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class JobEndpoint:
         store: JobStore,
         workers: JobWorkers,
         notifications: JobNotifications,
-        over: Callable[[str], None],
+        on_job_end: Callable[[str], None],
         credentials: CredentialPolicy,
         telemetry: Telemetry,
         subjects_of: SubjectsOf | None = None,
@@ -84,7 +84,7 @@ class JobEndpoint:
         self._store = store
         self._workers = workers
         self._notifications = notifications
-        self._on_job_ended = over
+        self._on_job_end = on_job_end
         self._credentials = credentials
         self._telemetry = telemetry
         self._bounds = bounds_of(config)
@@ -174,7 +174,7 @@ class JobEndpoint:
             if cancelled.status is JobStatus.CANCELLED:
                 self._telemetry.jobs.add("cancelled")
                 self._workers.give_up(job)
-                self._on_job_ended(job)
+                self._on_job_end(job)
             return _json(200, job_json(cancelled))
         raise BadRequest(
             f"the method {request.method} is not supported: expected GET or DELETE for a job, GET for its events"

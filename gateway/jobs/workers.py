@@ -33,8 +33,8 @@ class _RunningJob:
 class JobWorkers:
     """`JobWorkers` runs up to `limit` jobs at once; 0: none.
 
-    A worker that sends no heartbeat keeps its jobs for `visibility_s` seconds. `over` is called with the id of each job
-    that ends here.
+    A worker that sends no heartbeat keeps its jobs for `visibility_s` seconds. `on_job_end` is called with the id of
+    each job that ends here.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class JobWorkers:
         clock: Clock,
         telemetry: Telemetry,
         rng: Callable[[], float],
-        over: Callable[[str], None],
+        on_job_end: Callable[[str], None],
         *,
         limit: int,
         visibility_s: float,
@@ -58,7 +58,7 @@ class JobWorkers:
         self._clock = clock
         self._telemetry = telemetry
         self._rng = rng
-        self._on_job_ended = over
+        self._on_job_end = on_job_end
         self._limit = limit
         self._visibility_s = visibility_s
         self._pace = ConcurrencyPace(limit)
@@ -189,7 +189,7 @@ class JobWorkers:
             return
         self._telemetry.jobs.add("dead" if decision.dead else decision.status.value)
         self._telemetry.job_seconds.observe(claimed.age_s + self._clock.monotonic() - started, decision.status.value)
-        self._on_job_ended(job)
+        self._on_job_end(job)
 
     async def _heartbeat(self) -> None:
         """Send heartbeats, and do periodic maintenance."""

@@ -203,7 +203,8 @@ class Upstream:
 class Attempt:
     """`Attempt` follows one call to an upstream from before it is sent to its last byte.
 
-    It records latency, health and load. It ends with `answered`, whose body then reports its end, or with `failed`.
+    It records latency, health and load. It ends with `track_response`, whose body then reports its end, or with
+    `failed`.
     """
 
     __slots__ = (
