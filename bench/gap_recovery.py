@@ -137,10 +137,10 @@ def play(
     to_large = np.zeros(len(score), bool)
     for place, prompt in enumerate(order):
         now, hard = EVERY_S * place, float(score[prompt])
-        wish = route.wish(target, hard, now)
-        route.count(wish, hard, now, large=wish.large)
-        to_large[place] = wish.large
-        if not wish.large and draw.random() < audited:
+        decision = route.decide(target, hard, now)
+        route.count(decision, hard, now, large=decision.large)
+        to_large[place] = decision.large
+        if not decision.large and draw.random() < audited:
             route.observe(hard, bool(light_is_worse[prompt]), "audit")
     return order, to_large
 

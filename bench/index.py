@@ -68,7 +68,7 @@ async def measure(entries: int, folder: Path) -> Row:
         row.index_mb = index.bytes / 1e6
         row.bench_peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         begun, path = time.perf_counter(), folder / "var" / "index" / "checkpoint"
-        await asyncio.to_thread(write_checkpoint, path, PartitionKind(EMBEDDER, DIMENSION), index.pieces())
+        await asyncio.to_thread(write_checkpoint, path, PartitionKind(EMBEDDER, DIMENSION), index.chunks())
         row.checkpoint_s, row.checkpoint_mb = time.perf_counter() - begun, path.stat().st_size / 1e6
     finally:
         index.close()

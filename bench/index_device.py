@@ -86,7 +86,7 @@ async def compare_lists(
         try:
             await index.load(checkpoint_parts(stored, centroids, lists))
             begun = time.perf_counter()
-            await index.settled()
+            await index.wait_settled()
             copied = time.perf_counter() - begun
             rows.append(await measure(index, where, (hits, fresh), nearest, new, copied))
         finally:
@@ -103,8 +103,8 @@ async def measure(
     copied_s: float,
 ) -> Figures:
     entries = index.size
-    if where != "CPU" and index.placed != entries:
-        raise SystemExit(f"{index.placed} of {entries} entries are on the device: the log says why")
+    if where != "CPU" and index.entries_on_device != entries:
+        raise SystemExit(f"{index.entries_on_device} of {entries} entries are on the device: the log says why")
     for vector in asked[0][:50]:  # the first ones allocate
         await index.search(SCOPE, vector, 4)
     took, right = [], []

@@ -44,7 +44,7 @@ async def measure(name: str, index: VectorIndex, stored: Matrix, asked: Matrix) 
     single = SINGLE / (time.perf_counter() - begun)
     fresh_ms = await search_ms(index, asked[0])
     if isinstance(index, FaissIndex):
-        await index.settled()
+        await index.wait_settled()
     elif isinstance(index, MilvusIndex):
         await index.flush()
     await search_ms(index, asked[0])  # what is read once, and the scope's first count

@@ -187,7 +187,7 @@ class Replay:
         decision = self._choice.decide(request)
         answered = BackendAnswer(Response(200, (), FullBody(b"")), decision.backends[0])
         if self._choice.sessions is not None:
-            self._choice.sessions.answered(request, decision, answered)
+            self._choice.sessions.record_answer(request, decision, answered)
         return answered.backend
 
 

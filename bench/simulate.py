@@ -240,8 +240,8 @@ def _timed(name: str, job: SimulationJob) -> None:
 
 def _copy_of(row: RecordedRequest, copy: int, span: float) -> RecordedRequest:
     mark = copy.to_bytes(2, "big")
-    given = row.given._replace(tenant=mark + row.given.tenant[2:], canonical=mark + row.given.canonical[2:])
-    return row._replace(at=row.at + copy * span, given=given, entry=row.entry and mark + row.entry[2:])
+    request = row.request._replace(tenant=mark + row.request.tenant[2:], canonical=mark + row.request.canonical[2:])
+    return row._replace(at=row.at + copy * span, request=request, entry=row.entry and mark + row.entry[2:])
 
 
 def main() -> None:

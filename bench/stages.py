@@ -35,7 +35,7 @@ MODULES: Mapping[str, str] = {
     "cache.decoys": LEARN,
     "cache.feedback": LEARN,
     "cache.gossip": LEARN,
-    "cache.kept_labels": LEARN,
+    "cache.label_archive": LEARN,
     "cache.labels": LEARN,
     "cache.learned_state": LEARN,
     "cache.links": LEARN,

@@ -155,7 +155,7 @@ class Gateway:
         table = route_table(policy, self._deployment, lambda route: RouteSteps(route, self.parts))
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
-        self.parts.kept_labels.apply(policy)
+        self.parts.label_archive.apply(policy)
         set_policy_gauges(self.parts.telemetry, policy)
         for route in policy.routes:
             # created here so that the route is shown from the start, before it has learnt anything

@@ -289,7 +289,7 @@ def eraser_of(parts: Parts, stores: Stores, removal: Purge) -> Eraser | None:
     eraser = Eraser(
         digests=parts.subjects,
         removal=removal,
-        own={"traffic": parts.recorder, "labels": parts.kept_labels},
+        own={"traffic": parts.recorder, "labels": parts.label_archive},
         shared={"jobs": ErasableJobs(stores.jobs), "files": ErasableFiles(stores.batches)},
         relations=Relations(stores.redis, memory.counterexamples, memory.links),
         learned=LearnedQuestions(parts.spaces),
@@ -399,12 +399,12 @@ def build_jobs(
     secret = sealing_secret(config, environ)
     sealer = None if secret is None else Sealer(secret)
     notifications, webhooks = JobNotifications(), _webhook_delivery(config, environ, store, clock, telemetry)
-    listeners: list[Callable[[str], None]] = [notifications.over]
+    listeners: list[Callable[[str], None]] = [notifications.on_job_end]
     if webhooks is not None:
-        listeners.append(webhooks.over)
+        listeners.append(webhooks.on_job_end)
     name = f"gateway_{secrets.token_hex(8)}"
 
-    def over(job: str) -> None:
+    def on_job_end(job: str) -> None:
         for listener in listeners:
             listener(job)
 
@@ -416,20 +416,20 @@ def build_jobs(
         clock,
         telemetry,
         random.random,
-        over,
+        on_job_end,
         limit=jobs.workers,
         visibility_s=jobs.visibility,
     )
     credentials = CredentialPolicy(_credentials_needed(config), sealer)
     endpoints: list[Endpoint] = [
-        JobEndpoint(jobs, store, workers, notifications, over, credentials, telemetry, subjects_of)
+        JobEndpoint(jobs, store, workers, notifications, on_job_end, credentials, telemetry, subjects_of)
     ]
     work = [workers.run]
     if webhooks is not None:
         work.append(webhooks.run)
     if jobs.batches:
         driver = _batch_driver(name, jobs, stores, sealer, clock, workers, subjects_of)
-        listeners.append(driver.over)
+        listeners.append(driver.on_job_end)
         endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
         work.append(driver.run)
     return JobParts(endpoints, work, JobsHandler(store).routes())

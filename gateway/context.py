@@ -74,7 +74,7 @@ class InputBatch(Protocol):
         """Note that this input has joined, or was answered in another way."""
 
 
-class Inspected(NamedTuple):
+class InspectedAnswer(NamedTuple):
     """A fresh answer, before the policy decides whether to store it."""
 
     inspection: Inspection
@@ -104,8 +104,8 @@ class RequestContext:
         "inspected", "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "classification", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream",
-        "pinned_upstream", "called_upstream",
+        "complexity", "classification", "tier_decision", "outlook", "light_only", "metered", "overloaded",
+        "preferred_upstream", "pinned_upstream", "called_upstream",
     )  # fmt: skip
 
     def __init__(
@@ -183,7 +183,7 @@ class RequestContext:
         self.considered: Sequence[Judgement] = ()  # all neighbours with their scores
         self.stored: Entry | None = None  # the entry made from a fresh answer
         self.writing: asyncio.Task[bool] | None = None  # the write of `stored`, if the client does not wait for it
-        self.inspected: Inspected | None = None  # the dialect's reading of a fresh answer
+        self.inspected: InspectedAnswer | None = None  # the dialect's reading of a fresh answer
         self.stale_available = False  # a stale entry may be served if no backend answers
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
         self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
@@ -199,7 +199,7 @@ class RequestContext:
         self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
         self.complexity: float | None = None  # in [0, 1], by the score in force on the route
         self.classification: Classification | None = None  # by the route's own classifier, if it was asked
-        self.wish: TierDecision | None = None  # the tier that the light/large rule prefers
+        self.tier_decision: TierDecision | None = None  # the tier that the light/large rule prefers
         self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
         self.light_only = False  # a limit of the policy restricts it to the lightest model
         self.metered = False  # its cost is counted, so the backend has to report usage
@@ -293,7 +293,13 @@ class RequestContext:
         child = self._copy()
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
-        child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
+        child.on_written, child.considered, child.complexity, child.tier_decision, child.outlook = (
+            None,
+            (),
+            None,
+            None,
+            None,
+        )
         child.scored_prompt = child.classification = child.claim = child.writing = None
         child.to_confirm = ()
         return child
@@ -370,7 +376,7 @@ class Backend(Protocol):
         """The name of the dialect that it understands; `text` if it takes a prompt and returns a text."""
 
     @property
-    def crowd(self) -> Load: ...
+    def occupancy(self) -> Load: ...
 
     def wait_s(self, priority: Priority) -> float:
         """Return the expected wait for a permit in seconds; 0 if one is free."""

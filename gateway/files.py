@@ -18,15 +18,15 @@ def data_dirs(shared: Path) -> list[Path]:
     return [shared, *sorted((shared / WORKERS).glob("*/"))]
 
 
-def replaced(path: Path, content: bytes, beside: Path, mode: int) -> None:
-    """Write the content to `beside`, sync it, and rename it to `path`. Raise `OSError`.
+def replace_file(path: Path, content: bytes, temporary: Path, mode: int) -> None:
+    """Write the content to `temporary`, sync it, and rename it to `path`. Raise `OSError`.
 
     So the file is complete or absent, even if the machine stops in between.
     """
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(file.fileno(), mode)
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)

@@ -31,7 +31,7 @@ class JobStatus(StrEnum):
     CANCELLED = "cancelled"
 
     @property
-    def over(self) -> bool:
+    def is_final(self) -> bool:
         return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
 
 
@@ -244,7 +244,7 @@ class Admittance(StrEnum):
     TENANT_FULL = "tenant-full"
 
 
-class JobHold(StrEnum):
+class LeaseState(StrEnum):
     """The answer to a heartbeat for a claim."""
 
     HELD = "held"
@@ -313,7 +313,7 @@ class JobStore(Protocol):
         instead, and is kept for `dead_s`.
         """
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
         """Prolong claims (id, token) by the visibility timeout."""
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
@@ -394,7 +394,7 @@ class BatchStore(Protocol):
     async def files(self, tenant: str) -> Sequence[BatchFile]:
         """Return the files of a tenant, youngest first."""
 
-    async def held(self) -> tuple[int, int]:
+    async def file_totals(self) -> tuple[int, int]:
         """Return the number of files and their bytes, over all tenants."""
 
     async def delete_file(self, identity: str, tenant: str) -> None: ...
@@ -409,12 +409,12 @@ class BatchStore(Protocol):
     async def batches(self, tenant: str) -> Sequence[str]:
         """Return the ids of the existing batches, youngest first."""
 
-    async def counted(self, batch: str) -> tuple[int, int]:
+    async def request_counts(self, batch: str) -> tuple[int, int]:
         """Return the numbers of completed and failed requests so far."""
 
     async def cancel(self, batch: str) -> None: ...
 
-    async def cancelled(self, batch: str) -> bool: ...
+    async def is_cancelled(self, batch: str) -> bool: ...
 
     async def open(self) -> Sequence[str]:
         """Return the ids of batches to drive."""
@@ -424,9 +424,9 @@ class BatchStore(Protocol):
 
     async def progress(self, batch: str) -> BatchProgress: ...
 
-    async def began(self, batch: str, line: int, job: str) -> None: ...
+    async def record_start(self, batch: str, line: int, job: str) -> None: ...
 
-    async def ended(self, batch: str, line: int, output: bytes, *, completed: bool) -> None: ...
+    async def record_output(self, batch: str, line: int, output: bytes, *, completed: bool) -> None: ...
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]: ...
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class RemainingBudget:
     """The request's latency budgets less the time already spent, in seconds; None: no such budget."""
 
     total_s: float | None = None
@@ -34,7 +34,7 @@ class LatencyForecast:
     `confidence`, in (0, 1): the probability with which each prediction is kept.
     """
 
-    remaining: Remaining
+    remaining: RemainingBudget
     predictions: Mapping[str, Prediction | None]
     confidence: float
 

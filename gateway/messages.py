@@ -157,7 +157,7 @@ class Provenance:
     fingerprint: str = ""  # hits: fingerprint of the stored answer
     output_tokens: int = 0  # hits: the stored answer's; 0 if unknown
     upstream_s: float = 0.0  # hits: duration of the original backend call
-    beside: tuple[Usage, ...] = ()  # further calls for this answer that cost money, such as a rejected light answer
+    other_usage: tuple[Usage, ...] = ()  # calls for this answer that cost money, too, such as a rejected light answer
     forwarded: bool = True  # False: the gateway refused the request before it reached a backend
     exclusive: bool = False  # the backend's headers forbid to share the answer with other requests
 
@@ -226,7 +226,7 @@ class Entry:
     subjects: tuple[str, ...] = ()  # digests of those who caused the entry (`gateway.subjects`), for an erasure
 
     @property
-    def asked(self) -> float:
+    def request_time(self) -> float:
         """Wall clock: when the backend was called, or when the entry was imported. Purges before that time do not cover
         it."""
         return max(self.created - self.upstream_s, self.imported)
@@ -385,15 +385,15 @@ class Call:
     body: Mapping[str, Any]
     model: str  # as the client named it
     stream: bool
-    found: Decisive | Callable[[], Decisive]  # a function defers the work: without a cache it is never needed
-    said: str | Callable[[Mapping[str, Any]], str]  # the prompt, or a function that reads it from the body
+    decisive_source: Decisive | Callable[[], Decisive]  # a function defers the work: without a cache it is never needed
+    prompt_source: str | Callable[[Mapping[str, Any]], str]  # the prompt, or a function that reads it from the body
     max_tokens: int | None
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
     uncached: Bypass | None = None  # why its answer is neither stored nor looked up
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
-    written: bytes | None = None  # `body` as JSON, if available
+    body_bytes: bytes | None = None  # `body` as JSON, if available
     tuning: str = ""  # the parameters that a tier has set on it; empty: they are the client's
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
@@ -402,9 +402,9 @@ class Call:
 
     @property
     def decisive(self) -> Decisive:
-        if not isinstance(self.found, Decisive):
-            self.found = self.found()
-        return self.found
+        if not isinstance(self.decisive_source, Decisive):
+            self.decisive_source = self.decisive_source()
+        return self.decisive_source
 
     @property
     def canonical(self) -> bytes:
@@ -436,7 +436,7 @@ class Call:
     def prompt(self) -> str:
         """The text for the complexity score and for text-only backends. It is built on demand, because few calls need
         it."""
-        return self.said if isinstance(self.said, str) else self.said(self.body)
+        return self.prompt_source if isinstance(self.prompt_source, str) else self.prompt_source(self.body)
 
     @property
     def stateful(self) -> bool:
@@ -508,12 +508,12 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of an answer. `logprob` is the natural logarithm of its probability; `beside` are the likeliest
+    """One token of an answer. `logprob` is the natural logarithm of its probability; `alternatives` are the likeliest
     alternatives."""
 
     text: str
     logprob: float
-    beside: tuple[Token, ...] = ()
+    alternatives: tuple[Token, ...] = ()
 
 
 class TextAnswer(Protocol):
@@ -550,17 +550,17 @@ class ClientForm:
 class InputSplit(Protocol):
     """`InputSplit` splits a call of several independent inputs, and joins the answers. Pure."""
 
-    def apart(self, call: Call) -> tuple[Call, ...]:
+    def split(self, call: Call) -> tuple[Call, ...]:
         """Return one call per input, in order."""
 
-    def gathered(self, calls: Sequence[Call]) -> Call:
+    def merge(self, calls: Sequence[Call]) -> Call:
         """Return one call with the inputs of several calls that differ in nothing else."""
 
-    def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
-        """Split the body that answers `gathered(calls)` into one body per call. Raise `MalformedResponse`."""
+    def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
+        """Split the body that answers `merge(calls)` into one body per call. Raise `MalformedResponse`."""
 
-    def joined(self, wholes: Sequence[bytes]) -> bytes:
-        """Join the bodies that answer the calls of `apart`, in order, into one body. Raise `MalformedResponse`."""
+    def join_answers(self, wholes: Sequence[bytes]) -> bytes:
+        """Join the bodies that answer the calls of `split`, in order, into one body. Raise `MalformedResponse`."""
 
 
 class Dialect(Protocol):
@@ -617,7 +617,7 @@ class Dialect(Protocol):
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         """Convert a whole body to the events for a streaming client. Lossless. Raise `MalformedResponse`."""
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Return a whole body, or one event's data, as if it were created now.
 
         Its id is made of `answer_id` in the dialect's form, and its time is `created`, seconds since the epoch. Data
@@ -630,7 +630,7 @@ class Dialect(Protocol):
     def shown(self, call: Call, event: Event) -> bool:
         """Return whether this client asked for this event; the gateway may have requested more events."""
 
-    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         """Return the events that are `shown`."""
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
@@ -654,7 +654,7 @@ class Dialect(Protocol):
         end marker, any whole event may be the last one."""
 
 
-class Aged(Protocol):
+class AgedAnswer(Protocol):
     """A stored answer, reduced to its age."""
 
     @property
@@ -683,7 +683,7 @@ class Lifetime:
         """The time after which an entry has no use."""
         return self.ttl_s + max(self.revalidate_s, self.error_s)
 
-    def ttl_of(self, entry: Aged) -> float:
+    def ttl_of(self, entry: AgedAnswer) -> float:
         """Return the TTL of one entry, shortened by the jitter so that entries stored together do not expire together.
         The jitter follows from the fingerprint, so all replicas agree."""
         if self.jitter == 0.0:
@@ -732,7 +732,7 @@ class Classification:
     text: str
     outcome: ClassifierOutcome
     score: float | None  # complexity in [0, 1]; None: it gave none
-    said: str  # who scored, or why the classifier did not, in words without any text of the request
+    explanation: str  # who scored, or why the classifier did not, in words without any text of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -778,7 +778,7 @@ class TrafficFacts:
     """Facts about a recorded request before any decision."""
 
     plain: bool  # its route uses a plain similarity threshold: the verifier is not used
-    given: RequestFacts
+    request: RequestFacts
     question: str | None  # kept in memory only
     keeps_prompt: bool
 

@@ -77,7 +77,7 @@ class TextEncoder(Protocol):
 class ImmediateEncoder(TextEncoder, Protocol):
     """A text encoder that takes microseconds."""
 
-    def encode_one(self, text: str) -> Embedding: ...
+    def encode_text(self, text: str) -> Embedding: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +332,7 @@ class MigrationStore(Protocol):
         gone or was fetched again.
         """
 
-    async def settled(self) -> bool:
+    async def is_settled(self) -> bool:
         """Return whether lookups use the embedder in use, also before a restart."""
 
     async def settle(self) -> None:
@@ -351,12 +351,12 @@ class NearbyStore(ResponseStore, Protocol):
     def forget(self, fingerprint: str) -> None:
         """Drop the entry from the process, because the store has another one now."""
 
-    def banned(self, entry: Entry, vector: Vector | None = None, asked: float = ...) -> bool:
+    def banned(self, entry: Entry, vector: Vector | None = None, request_monotonic: float = ...) -> bool:
         """Return whether a purge covers the entry.
 
-        `vector` is its own, if known. `asked` is when its backend was called, on the monotonic clock, for an entry
-        fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while, or about
-        to be stored.
+        `vector` is its own, if known. `request_monotonic`: when its backend was called, by the monotonic clock, for an
+        entry fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while, or
+        about to be stored.
         """
 
 
@@ -381,7 +381,7 @@ class VectorIndex(Protocol):
     def bytes(self) -> int: ...
 
     @property
-    def placed(self) -> int | None:
+    def entries_on_device(self) -> int | None:
         """The number of entries on a device other than the CPU; None: there is no device."""
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
@@ -504,10 +504,10 @@ class HostedModels(Protocol):
     def conditions(self) -> Mapping[str, ModelCondition]:
         """The conditions by model name."""
 
-    async def wrong(self) -> None:
+    async def wait_unready(self) -> None:
         """Wait until a model is not ready."""
 
-    def told(self, name: str, condition: ModelCondition) -> None:
+    def record(self, name: str, condition: ModelCondition) -> None:
         """Record the result of a probe."""
 
     async def loaded(self, name: str) -> bool:
@@ -568,7 +568,7 @@ class EntryPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedPolicy:
     """A policy that an operator published through one of the gateways on a store."""
 
     hash: str
@@ -606,7 +606,7 @@ class ChangeLog(Protocol):
 class GossipLog(ChangeLog, Protocol):
     """A change log that also has messages between gateways. Raises `StoreUnavailable`."""
 
-    async def say(self, values: Sequence[str]) -> str:
+    async def append(self, values: Sequence[str]) -> str:
         """Append changes of kind `GOSSIP`, in order, and return the position of the last one. `values` must not be
         empty."""
 
@@ -641,7 +641,7 @@ class TimelineStore(Protocol):
 
 
 # Translation of calls for a backend that speaks another dialect.
-class Translated(Protocol):
+class TranslatedCall(Protocol):
     """One call in the backend's dialect, and the translation of its answer back.
 
     Pure, apart from its state for the stream: each answer needs a new one.
@@ -663,7 +663,7 @@ class Translated(Protocol):
 class Translation(Protocol):
     """A translation from one dialect to another."""
 
-    def __call__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> Translated:
+    def __call__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> TranslatedCall:
         """Translate a call. Raise `BadRequest` if the other dialect cannot express it.
 
         `model`: the name at the backend; None: the client's name. `created`: seconds since the epoch. `cache_control`:
@@ -694,7 +694,7 @@ LINKED = Opinion(1.0, 1.0)
 
 
 @dataclass(slots=True)
-class Evaluated:
+class EvaluatedCandidate:
     """A candidate compared with its route's threshold. `reason` None: it may be served."""
 
     similarity: float
@@ -721,7 +721,7 @@ class Evaluated:
 
 
 @dataclass(slots=True)
-class Judgement(Evaluated):
+class Judgement(EvaluatedCandidate):
     """An evaluated candidate, with the stored answer and the question."""
 
     entry: Entry

@@ -213,13 +213,13 @@ class EventSource(Protocol[T_co]):
         """Wait until `take` may have something. Call it after `take` returned None."""
 
     @property
-    def tells(self) -> bool:
-        """Whether `tell` may be called."""
+    def can_notify(self) -> bool:
+        """Whether `subscribe` may be called."""
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
-        """Call `wake` whenever `take` may have something, until the next `tell`. Call it after `take` returned None.
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        """Call `wake` whenever `take` may have something, until the next `subscribe`.
 
-        `wake` None: nobody waits, and the source may stay silent for any time.
+        Subscribe after `take` returned None. `wake` None: nobody waits, and the source may stay silent for any time.
         """
 
 
@@ -236,12 +236,12 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         self._read: Iterator[T] = iter(())  # rest of a batch that is read item by item
 
     @property
-    def tells(self) -> bool:
-        return self._source.tells
+    def can_notify(self) -> bool:
+        return self._source.can_notify
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
         """Set the callback: see `EventSource`."""
-        self._source.tell(wake)
+        self._source.subscribe(wake)
 
     def tap(self, tap: StreamObserver[T]) -> None:
         """Add an observer to a stream from which nothing has been taken."""
@@ -337,10 +337,10 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
                     self._close_observers()
 
 
-class _Drawn(Generic[T]):
+class _IteratorSource(Generic[T]):
     """A source that wraps an iterator. It reads item by item, and cannot notify."""
 
-    tells, drained = False, True
+    can_notify, drained = False, True
 
     def __init__(self, inner: AsyncIterator[T]) -> None:
         self._inner = inner
@@ -361,15 +361,15 @@ class _Drawn(Generic[T]):
         except UpstreamStreamError as error:
             self._error = error
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
-        raise NotImplementedError  # not called, because `tells` is False
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        raise NotImplementedError  # not called, because `can_notify` is False
 
     async def aclose(self) -> None:
         await close_stream(self._inner)
 
 
 def as_observed(stream: AsyncIterator[T]) -> ObservedStream[T]:
-    return stream if isinstance(stream, ObservedStream) else ObservedStream(_Drawn(stream))
+    return stream if isinstance(stream, ObservedStream) else ObservedStream(_IteratorSource(stream))
 
 
 def with_observer(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedStream[T]:
@@ -396,11 +396,11 @@ def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
 async def wait_ready(source: EventSource[Any]) -> None:
     """Implement `wait` for a source that notifies."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    source.tell(lambda: None if waiter.done() else waiter.set_result(None))
+    source.subscribe(lambda: None if waiter.done() else waiter.set_result(None))
     try:
         await waiter
     finally:
-        source.tell(None)
+        source.subscribe(None)
 
 
 async def pump(
@@ -411,7 +411,7 @@ async def pump(
     If `write` returns False, nothing is taken from the source until `wait_writable` returns. Raise
     `UpstreamStreamError`, and the errors of `write`. The caller closes the flow.
     """
-    if flow.tells:
+    if flow.can_notify:
         pump = _Pump(flow, write)
         while await pump.run():
             await wait_writable()
@@ -439,11 +439,11 @@ class _Pump(Generic[T]):
         self._waiter = waiter
         self()
         if not waiter.done():
-            self._flow.tell(self)
+            self._flow.subscribe(self)
         try:
             return await waiter
         finally:
-            self._flow.tell(None)
+            self._flow.subscribe(None)
             # An error holds the frames that it passed, with their batch. If one of these held the future, and so the
             # error, the batch would stay until a garbage collection.
             self._waiter = None
@@ -457,7 +457,7 @@ class _Pump(Generic[T]):
             while items := self._flow.take():
                 if not self._write(items):
                     waiter.set_result(True)
-                    self._flow.tell(None)  # at once, so that the source stops before it has read more
+                    self._flow.subscribe(None)  # at once, so that the source stops before it has read more
                     return
                 if self._flow.drained:
                     return

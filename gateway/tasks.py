@@ -36,7 +36,7 @@ class Background:
 
     async def close(self) -> None:
         """Cancel all tasks, and return when they have ended."""
-        await cancelled(*self._tasks.values())
+        await cancel_and_wait(*self._tasks.values())
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -101,10 +101,10 @@ async def restart_on_failure(job: Callable[[], Coroutine[Any, Any, None]], backo
 
 def run_in(stack: AsyncExitStack, job: Coroutine[Any, Any, None]) -> None:
     """Start a job that `stack` cancels."""
-    stack.push_async_callback(cancelled, start_task(job))
+    stack.push_async_callback(cancel_and_wait, start_task(job))
 
 
-async def cancelled(*tasks: asyncio.Task[None]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[None]) -> None:
     """Cancel background tasks, and wait for their end.
 
     A cancellation that arrives while a library closes a connection can be lost. This was seen with the store's client

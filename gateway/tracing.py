@@ -143,7 +143,7 @@ class TraceRecorder:
         if self.later is not None:
             self.later(self)
 
-    def ended(self, call: UpstreamCall) -> None:
+    def record_call(self, call: UpstreamCall) -> None:
         if len(self.marks) + len(self.calls) >= MAX_RECORDS:
             self.lost += 1
             return
@@ -196,7 +196,7 @@ class UpstreamCall:
     started: float
     span_id: str = field(default_factory=new_span_id)
     first: float | None = None  # when its first byte arrived
-    over: float | None = None
+    ended: float | None = None
     status: int | None = None
     error: str = ""  # why there is no complete answer
     payload: list[bytes] = field(default_factory=list)  # the body or events from which the usage is read
@@ -204,7 +204,7 @@ class UpstreamCall:
     streamed: bool = False
     usage: tuple[int, int] = (0, 0)  # input and output tokens, if the answer states them; see `settle`
 
-    def answered(self, now: float, response: Response) -> None:
+    def record_response(self, now: float, response: Response) -> None:
         """Record the start of the response."""
         self.first, self.status = now, response.status
         self.streamed = isinstance(response.body, EventStream)

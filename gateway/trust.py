@@ -44,7 +44,7 @@ class Asker:
         known = [name for name in entry.askers if _kind(name) == _kind(self.name)]
         return self.confirm is not None and len(known) >= self.confirm
 
-    def confirmed(self, entry: Entry, names: Iterable[str]) -> Entry:
+    def with_askers(self, entry: Entry, names: Iterable[str]) -> Entry:
         """Return the entry with those of `names` as askers that are independent of the ones it has.
 
         Names of another kind were told apart in another way, so they do not count. Further askers than `confirm` are

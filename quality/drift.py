@@ -50,7 +50,7 @@ class Route:
                 control.advance(int(requests))
                 score = float(CENTRES[band])
                 served = band >= band_of(control.threshold(PROMISE))
-                control.met(score)
+                control.record_neighbour(score)
                 if served and audit >= AUDIT:
                     continue
                 share = (doubled if labels >= changes_at else self.shares)[band]

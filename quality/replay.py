@@ -110,7 +110,7 @@ class Replay:
             decision.entries = int(cache.held.sum())
             chosen = await self._look_up(decision, request, cache)
             if chosen is not None and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
-                control.met(chosen.score, decision.entries)
+                control.record_neighbour(chosen.score, decision.entries)
             if chosen is not None and chosen.reason is None and (serve or chosen.verbatim):
                 stored[step] = int(chosen.entry.fingerprint)
                 if self._audit(request, chosen, control, audit, draw):

@@ -29,7 +29,7 @@ class Scripted:
     over: bool = False
     drained: bool = False
     wake: Callable[[], None] | None = None
-    tells: ClassVar[bool] = True
+    can_notify: ClassVar[bool] = True
 
     def step(self) -> None:
         if self.over:  # it has told of that
@@ -54,7 +54,7 @@ class Scripted:
             raise BROKEN
         return ()
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
         self.wake = wake
 
     async def wait(self) -> None:
@@ -146,12 +146,12 @@ async def in_generators(case: Case) -> Seen:
 
 
 async def in_a_flow(case: Case, how: str, room: list[bool]) -> Seen:
-    tells, single = how != "drawn", how == "item by item"
+    can_notify, single = how != "drawn", how == "item by item"
     notes: list[str] = []
     taps = case.noting(notes)
     source = Scripted([list(batch) for batch in case.batches], case.breaks, how == "the end with its last")
-    flow = ObservedStream(source, *[tap.tap() for tap in taps]) if tells else as_observed(_drawn(case))
-    for tap in () if tells else taps:
+    flow = ObservedStream(source, *[tap.tap() for tap in taps]) if can_notify else as_observed(_drawn(case))
+    for tap in () if can_notify else taps:
         flow.tap(tap.tap())
     came: list[int] = []
     takes = iter(room)

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.tasks import Backoff, cancelled, restart_on_failure, run_in
+from gateway.tasks import Backoff, cancel_and_wait, restart_on_failure, run_in
 from tests.fixtures.waiting import until
 
 
@@ -46,7 +46,7 @@ async def test_a_cancellation_that_is_lost_is_said_again() -> None:
 
     task = asyncio.create_task(job())
     await asyncio.sleep(0)
-    await cancelled(task)
+    await cancel_and_wait(task)
     assert lost == 2
 
 

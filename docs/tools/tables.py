@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from docs.tools.page_parts import with_part
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
-from gateway.config.descriptions import describe, written_default
+from gateway.config.descriptions import describe, file_default
 from gateway.config.policy.limits import LimitRule
 from gateway.config.policy.schema import CacheRule, MatchRule, PolicyFile, RecordRule, RouteRule, TargetRule
 from gateway.config.policy.tests import ExpectationRule
@@ -104,7 +104,7 @@ def _default(field: FieldInfo) -> str:
     """Return a cell: `required`, the default as a file writes it, `none`, or `section`."""
     if field.is_required():
         return "required"
-    default = written_default(field)
+    default = file_default(field)
     if default is None:
         return "section" if any(_sections_in(field.annotation)) and field.default_factory is not None else "none"
     if isinstance(default, bool):

@@ -66,8 +66,8 @@ def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, BackendRep
     return {
         name: {
             "inflight": pool.inflight,
-            "queued": pool.crowd.queued,
-            "limit": pool.crowd.limit,
+            "queued": pool.occupancy.queued,
+            "limit": pool.occupancy.limit,
             "breaker": pool.state(now).name.lower(),
             "upstreams": [_upstream_report(endpoint, now) for endpoint in pool.endpoints],
         }
@@ -76,7 +76,7 @@ def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, BackendRep
 
 
 def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
-    crowd, hosted = endpoint.backend.crowd, endpoint.upstream.hosted
+    occupancy, hosted = endpoint.backend.occupancy, endpoint.upstream.hosted
     whole, streamed = (endpoint.predict(CallFeatures(stream=stream), now, CONFIDENCE) for stream in (False, True))
     return {
         "address": endpoint.upstream.address,
@@ -85,9 +85,9 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
         "breaker": endpoint.breaker.state(now).name.lower(),
         "waits_s": round(endpoint.retry_after_s(None, now), 3),
         "models": {} if hosted is None else dict(hosted.conditions),
-        "inflight": crowd.inflight,
-        "queued": crowd.queued,
-        "limit": crowd.limit,
+        "inflight": occupancy.inflight,
+        "queued": occupancy.queued,
+        "limit": occupancy.limit,
         "queued_elsewhere": endpoint.server_load.queued_elsewhere,
         "gpu_utilization": endpoint.server_load.gpu_utilization,
         "gpu_memory_bytes": endpoint.server_load.gpu_memory_bytes,

@@ -14,7 +14,7 @@ from gateway.adapters.redis.rekey import Rekey, RekeyIncomplete
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section
-from gateway.cache.eraser import Erased, Eraser, ErasureIncomplete
+from gateway.cache.eraser import Eraser, ErasureIncomplete, ErasureProgress
 from gateway.cache.erasure_report import LIMITS, sign
 from gateway.cache.purge import PurgeIncomplete
 from gateway.config.validation import Section
@@ -128,7 +128,7 @@ class PrivacyAdmin:
         add_audit_fields(request, **erased.counts)
         return json_response(sign(self._report(erased, tenant, dry_run=body.dry_run), self._secret))
 
-    def _report(self, erased: Erased, tenant: str | None, *, dry_run: bool) -> dict[str, Any]:
+    def _report(self, erased: ErasureProgress, tenant: str | None, *, dry_run: bool) -> dict[str, Any]:
         return {
             "version": REPORT_VERSION,
             "id": uuid.uuid4().hex,

@@ -14,7 +14,7 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.pair_knowledge import PairKnowledge
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation, withheld
+from gateway.cache.explanation import ExplainedPair, LookupDetails, as_unconfirmed, build_explanation
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.keys import asker_of
@@ -88,7 +88,7 @@ async def explain_trust(
         vector = (await embedder.embed(stored)).vector
         if await knowledge.confirmed_entry(vector, stored, route.name, client) is not None:
             return found
-    return withheld(found, route.admission.confirm)
+    return as_unconfirmed(found, route.admission.confirm)
 
 
 async def explain_pair(

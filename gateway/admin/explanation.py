@@ -25,7 +25,7 @@ from gateway.messages import Call, Choice, Embedding, Scorer
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
-from gateway.routing.session import Held
+from gateway.routing.session import SessionEffect
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
 from gateway.steps.mcp_results import apply_mcp
@@ -67,7 +67,7 @@ class Explanation:
     shadow: str | None = None
     limits: tuple[str, ...] = ()  # limits of the route; their current use is not looked up
     if_late: str | None = None  # action if no backend is predicted to be in time
-    budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `Remaining`; None: no budget
+    budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `RemainingBudget`; None: no budget
     outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
     session: str | None = None  # what the session does to the choice; None: the route has no sessions
@@ -237,7 +237,7 @@ def build_explanation(
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
-        session=None if decision.held is None else _session(decision.held),
+        session=None if decision.session_effect is None else _session(decision.session_effect),
         screen=None if screening is None else str(screening),
         personal_data=request.personal_data,
         privacy=None if route.privacy is None else route.privacy.action,
@@ -269,8 +269,8 @@ def _scored_by(request: RequestContext, own: str) -> str:
     if prompt.by is Scorer.SESSION:
         return "the last question of the session"
     if found is None or prompt.by is Scorer.CLASSIFIER:
-        return own if found is None else found.said
-    return f"{own}; {found.said}"
+        return own if found is None else found.explanation
+    return f"{own}; {found.explanation}"
 
 
 async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | None, Embedding | None]:
@@ -316,12 +316,12 @@ def _cascade(target: Target) -> str | None:
     return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
 
 
-def _session(held: Held) -> str:
+def _session(effect: SessionEffect) -> str:
     """Return the session's part in the choice as text."""
-    session = held.session
+    session = effect.session
     if session.by is None:
         return "none: the request names none"
-    said = [held.why, f"named by {session.by}"]
+    said = [effect.reason, f"named by {session.by}"]
     if session.turn.delivers:
         said.append("the result of a tool call")
     elif session.turn.short:
@@ -338,8 +338,8 @@ def _shadow(target: Target) -> str | None:
 
 def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:
     """Return the thresholds of the policy, or the one that follows the traffic. Offline, that is its initial value."""
-    wish = request.wish
-    return (wish.threshold,) if wish is not None and _rule(route) else route.target.escalate_above
+    tier_decision = request.tier_decision
+    return (tier_decision.threshold,) if tier_decision is not None and _rule(route) else route.target.escalate_above
 
 
 def _rule(route: Route) -> str:
@@ -350,10 +350,10 @@ def _rule(route: Route) -> str:
 
 
 def _to_hold_share(request: RequestContext, route: Route) -> bool:
-    wish, score = request.wish, request.complexity
-    if wish is None or score is None or route.target.large_share is None:
+    tier_decision, score = request.tier_decision, request.complexity
+    if tier_decision is None or score is None or route.target.large_share is None:
         return False
-    return wish.large != (score > wish.threshold)
+    return tier_decision.large != (score > tier_decision.threshold)
 
 
 def _format_limit(rule: Limits) -> str:

@@ -241,9 +241,9 @@ class RoutingHandler:
             tier_state = self._escalations.of(route).tier_state(target, now)
             telemetry.large_share.set(route, value=tier_state.large_share)
             telemetry.escalation_threshold.set(route, value=tier_state.threshold)
-            telemetry.quality_kept.set(route, value=tier_state.kept.part)
-            telemetry.quality_kept_low.set(route, value=tier_state.kept.low)
-            telemetry.quality_kept_high.set(route, value=tier_state.kept.high)
+            telemetry.quality_kept.set(route, value=tier_state.retention.part)
+            telemetry.quality_kept_low.set(route, value=tier_state.retention.low)
+            telemetry.quality_kept_high.set(route, value=tier_state.retention.high)
 
     @operation(RoutingReport)
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -266,7 +266,7 @@ class RoutingHandler:
 
     def _route_report(self, route: str, target: Target) -> RouteRouting:
         tier_state = self._escalations.of(route).tier_state(target, self._clock.monotonic())
-        kept = tier_state.kept
+        kept = tier_state.retention
         return {
             "route": route,
             "rule": tier_state.rule,

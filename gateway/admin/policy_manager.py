@@ -18,7 +18,7 @@ from gateway.config.policy.load import LAST_FILE, file_order, hash_texts, policy
 from gateway.config.policy.model import Policy, PolicySource
 from gateway.config.policy.reloader import OnReload, PolicyHolder
 from gateway.errors import GatewayError, NotFound
-from gateway.ports import Published
+from gateway.ports import PublishedPolicy
 
 
 # Reading and checking of policy files, including the expectations in them.
@@ -167,7 +167,7 @@ class PolicyManager:
         files = {name: content.encode() for name, content in version.files.items()}
         return await self._apply(lambda: folder.to_texts(files), author, match)
 
-    async def adopt(self, published: Published) -> None:
+    async def adopt(self, published: PublishedPolicy) -> None:
         """Put a policy in force that another gateway published. Raise `ConfigInvalid`, `NoFiles` or `NotWritable`."""
         folder = self._files()
         files = {name: content.encode() for name, content in published.files.items()}

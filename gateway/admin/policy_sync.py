@@ -17,7 +17,7 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.history import Author
 from gateway.config.policy.model import Policy
 from gateway.errors import GatewayError, StoreUnavailable
-from gateway.ports import Lineage, Published
+from gateway.ports import Lineage, PublishedPolicy
 from gateway.steps.fleet import Fleet
 from gateway.tasks import run_in
 
@@ -29,14 +29,14 @@ MAX_BYTES = 4 * 2**20  # all files of a policy together; bounds the traffic of t
 class PublishedPolicies(Protocol):
     """The shared policy in the store. Both methods raise `StoreUnavailable`."""
 
-    async def publish(self, policy: Published, previous: str) -> None:
+    async def publish(self, policy: PublishedPolicy, previous: str) -> None:
         """Replace the shared policy. `previous` is the hash of the policy that it replaced at its gateway."""
 
-    async def read(self) -> tuple[Published | None, Lineage]:
+    async def read(self) -> tuple[PublishedPolicy | None, Lineage]:
         """Return the shared policy, and the hashes of its predecessors."""
 
 
-def should_adopt(published: Published, lineage: Lineage, own: str, last_manual_change_at: float | None) -> bool:
+def should_adopt(published: PublishedPolicy, lineage: Lineage, own: str, last_manual_change_at: float | None) -> bool:
     """Return whether a gateway adopts the shared policy. `own` is the hash of its policy in force.
 
     It does so only if `own` is a predecessor of the shared policy, and if its files have no newer manual change.
@@ -58,7 +58,7 @@ class PolicySync:
         self._store = store
         self._manager = manager
         self._notify = notify
-        self._unpublished: tuple[Published, str] | None = None
+        self._unpublished: tuple[PublishedPolicy, str] | None = None
         self._notified: str | None = None
         self._pending = asyncio.Event()
 
@@ -70,10 +70,10 @@ class PolicySync:
             )
             return
         files = dict(file_contents(policy.texts))
-        self._unpublished = Published(policy.hash, files, author.name, author.comment, at), previous
+        self._unpublished = PublishedPolicy(policy.hash, files, author.name, author.comment, at), previous
         self._pending.set()
 
-    def told(self, other: str) -> None:
+    def on_published(self, other: str) -> None:
         """Note that another gateway has the policy of this hash in force."""
         if other != self._manager.current.hash:
             self._notified = other
@@ -101,19 +101,19 @@ class PolicySync:
             self._notify(mine[0].hash)
 
     async def _pull(self) -> None:
-        told, self._notified = self._notified, None
-        if told is not None:
+        notified, self._notified = self._notified, None
+        if notified is not None:
             with suppress(GatewayError):  # the policy has no files
                 await self._manager.reload()  # the files may have the new policy already: workers share one folder
         published, lineage = await self._store.read()
         own = self._manager.current.hash
         if published is not None and should_adopt(published, lineage, own, await self._manager.last_manual_change_at()):
             await self._adopt(published)
-        elif told is not None and told != own:
-            fields = {"own": own, "other": told}
+        elif notified is not None and notified != own:
+            fields = {"own": own, "other": notified}
             LOG.warning("another gateway on this store has another policy in force", extra={"fields": fields})
 
-    async def _adopt(self, published: Published) -> None:
+    async def _adopt(self, published: PublishedPolicy) -> None:
         try:
             await self._manager.adopt(published)
         except ConfigInvalid as invalid:
@@ -130,5 +130,5 @@ def sync_policy(stack: AsyncExitStack, manager: PolicyManager, fleet: Fleet, sto
         return
     common = PolicySync(store, manager, fleet.publisher("policy"))
     manager.changed = common.changed
-    fleet.on("policy", common.told)
+    fleet.on("policy", common.on_published)
     run_in(stack, common.run())

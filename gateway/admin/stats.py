@@ -81,10 +81,10 @@ class Gauges:
         """Set the gauges of this process, without a call to the store."""
         telemetry, now = self._telemetry, self._clock.monotonic()
         for name, pool in self._pools.items():
-            crowd = pool.crowd
-            telemetry.backend_inflight.set(name, value=crowd.inflight)
-            telemetry.backend_limit.set(name, value=crowd.limit)
-            telemetry.backend_queued.set(name, value=crowd.queued)
+            occupancy = pool.occupancy
+            telemetry.backend_inflight.set(name, value=occupancy.inflight)
+            telemetry.backend_limit.set(name, value=occupancy.limit)
+            telemetry.backend_queued.set(name, value=occupancy.queued)
             telemetry.breaker_state.set(name, value=pool.state(now))
             self._sample_upstreams(pool, now)
         self._sample_quality()
@@ -95,7 +95,7 @@ class Gauges:
         telemetry.cache_bytes.set("front", value=self._store.bytes)
         telemetry.cache_entries.set("index", value=self._spaces.serving.index.size)
         telemetry.cache_bytes.set("index", value=sum(space.index.bytes for space in self._spaces.all))
-        if (placed := self._spaces.serving.index.placed) is not None:
+        if (placed := self._spaces.serving.index.entries_on_device) is not None:
             telemetry.cache_entries.set("device", value=placed)
 
     async def _sample_store(self) -> None:
@@ -114,7 +114,7 @@ class Gauges:
         for endpoint in pool.endpoints:
             labels = pool.name, endpoint.upstream.address
             telemetry.upstream_state.set(*labels, value=endpoint.state(now))
-            telemetry.upstream_inflight.set(*labels, value=endpoint.backend.crowd.inflight)
+            telemetry.upstream_inflight.set(*labels, value=endpoint.backend.occupancy.inflight)
             slowest_s = endpoint.slowest_s()
             if slowest_s is not None:
                 telemetry.upstream_latency.set(*labels, value=slowest_s)

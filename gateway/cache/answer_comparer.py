@@ -95,7 +95,7 @@ class AnswerComparer:
         """True if no pair waits and none is being compared."""
         return not self._waiting and not self._busy
 
-    def missed(self, request: RequestContext, fresh: Entry) -> None:
+    def enqueue_miss(self, request: RequestContext, fresh: Entry) -> None:
         """Queue the fresh answer of a miss for comparison with the neighbour that was found.
 
         Only neighbours that were refused for their final score alone count: the answer shows whether they would have

@@ -63,7 +63,7 @@ LOG = logging.getLogger("nearhit.quality")
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _AuditCandidate:
     """A served hit to audit."""
 
     request: RequestContext
@@ -109,7 +109,7 @@ class HitAudits:
         chance = rule.share if judged.linked else control.audit_chance(judged.score, rule.share)
         if self._rng() >= chance:
             return
-        chosen = _Chosen(request, judged, rule, chance, forward)
+        chosen = _AuditCandidate(request, judged, rule, chance, forward)
         skipped = self._calls.start(
             request.fingerprint, request.route, rule, judged.entry.cost_dollars, lambda: self._audit(chosen)
         )
@@ -120,7 +120,7 @@ class HitAudits:
         """Cancel the running audits. Only their labels are lost."""
         await self._calls.close()
 
-    async def _audit(self, chosen: _Chosen) -> None:
+    async def _audit(self, chosen: _AuditCandidate) -> None:
         request, judged, expected = chosen.request, chosen.judged, chosen.judged.entry.cost_dollars
         async with self._calls.limiter:
             await self._comparisons.budget.wait_turn()  # it waits and is not dropped, as its chance is known
@@ -140,7 +140,7 @@ class HitAudits:
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.audits.add(request.route, label)
 
-    async def _fetch_fresh(self, chosen: _Chosen) -> Entry | None:
+    async def _fetch_fresh(self, chosen: _AuditCandidate) -> Entry | None:
         """Fetch an answer from a backend and return it as stored; None where the call failed or nothing was stored."""
         audit_request = chosen.request.internal_child("audit")
         audit_request.directives, audit_request.bypass = NO_CACHE, Bypass.NO_CACHE

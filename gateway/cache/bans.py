@@ -114,13 +114,15 @@ class Ban:
     )  # monotonic clock; set only in the process that made the ban
     erasure: bool = False  # each gateway also erases what it keeps besides entries (`gateway.cache.erasure`)
 
-    def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
+    def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, request_monotonic: float = LATER) -> bool:
         """Return whether the ban covers an entry.
 
-        `asked`: when this process called the backend, by the monotonic clock, as the wall clock may have been set
-        since.
+        `request_monotonic`: when this process called the backend, by the monotonic clock. The wall clock may have been
+        set since.
         """
-        return (entry.asked <= self.at or asked <= self.made_monotonic) and self.conditions.matches(entry, own_vector)
+        return (entry.request_time <= self.at or request_monotonic <= self.made_monotonic) and self.conditions.matches(
+            entry, own_vector
+        )
 
     def sweeps(self, entry: Entry, own_vector: EmbeddedVector | None, now: float) -> bool:
         """Return whether a sweep of a store at `now` should remove the entry.
@@ -128,7 +130,7 @@ class Ban:
         An entry dated in the future was also made before the removal: its machine's clock was ahead, or ours was set
         back.
         """
-        return self.conditions.matches(entry, own_vector) and (entry.asked <= self.at or entry.created > now)
+        return self.conditions.matches(entry, own_vector) and (entry.request_time <= self.at or entry.created > now)
 
     def is_superset(self, other: Ban) -> bool:
         later = (
@@ -210,11 +212,11 @@ class Bans:
     def __len__(self) -> int:
         return len(self.in_force)
 
-    def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
-        """Return whether any ban covers an entry. `asked`: see `Ban.covers`."""
-        if entry.asked > self._latest_at and asked > self._latest_monotonic:
+    def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, request_monotonic: float = LATER) -> bool:
+        """Return whether any ban covers an entry. `request_monotonic`: see `Ban.covers`."""
+        if entry.request_time > self._latest_at and request_monotonic > self._latest_monotonic:
             return False
-        return any(ban.covers(entry, own_vector, asked) for ban in self.in_force)
+        return any(ban.covers(entry, own_vector, request_monotonic) for ban in self.in_force)
 
     def sweep(self, entry: Entry, now: float) -> bool:
         """Return whether to remove an entry from memory, as `Ban.sweeps`."""

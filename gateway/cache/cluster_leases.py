@@ -98,7 +98,7 @@ class ClusterLeases:
             self._to_release[fingerprint] = self._active.pop(fingerprint)
             self._release_event.set()
 
-    async def over(self, fingerprint: str, holder: int, seconds: float) -> bool:
+    async def wait_released(self, fingerprint: str, holder: int, seconds: float) -> bool:
         """Wait until `holder` no longer has the lease of a fingerprint.
 
         Return False if that is not known within `seconds`. The call takes longer, the store fails, or too many wait

@@ -33,7 +33,7 @@ class Confirmations:
         if asker is None or asker.confirm is None:
             return
         for stored in request.to_confirm:
-            confirmed = asker.confirmed(stored, fresh.askers)
+            confirmed = asker.with_askers(stored, fresh.askers)
             if confirmed is not stored:
                 confirmed = replace(confirmed, subjects=tuple(dict.fromkeys((*stored.subjects, *fresh.subjects))))
             if confirmed is stored or not stored.askers:  # not an independent client, or the writer is not known

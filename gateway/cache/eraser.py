@@ -16,7 +16,7 @@ import numpy as np
 
 from gateway.cache.bans import Ban
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.erasure import ErasureTarget, Place, RecentErasures, Traces
+from gateway.cache.erasure import Erasable, ErasureTarget, ErasureTraces, RecentErasures
 from gateway.cache.feedback import Counterexamples, ServedHits, is_related
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge, PurgeRequest
@@ -31,11 +31,11 @@ RETRY_S = 5.0
 
 
 @dataclass(slots=True)
-class Erased:
+class ErasureProgress:
     """The outcome of an erasure so far."""
 
     subject: str  # the digest
-    counts: dict[str, int] = field(default_factory=dict)  # by place
+    counts: dict[str, int] = field(default_factory=dict)  # by store
     durable: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class ErasureIncomplete(GatewayError):
     status = 503
     kind = "store_unavailable"
 
-    def __init__(self, erased: Erased, error: str) -> None:
+    def __init__(self, erased: ErasureProgress, error: str) -> None:
         super().__init__(f"{error}; the entries are removed, other places may not be: repeat the command")
         self.erased = erased
 
@@ -71,7 +71,7 @@ class Jobs:
     def __init__(self, store: JobsOfSubjects) -> None:
         self._store = store
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         found = await self._store.find(target.matches)
         return len(found) if dry_run else await self._store.erase(found)
 
@@ -82,7 +82,7 @@ class Files:
     def __init__(self, store: FilesOfTenants) -> None:
         self._store = store
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         if target.subjects or target.tenant is None:
             traces.notes.append("files and batches belong to a tenant: their lines were not searched")
             return 0
@@ -97,7 +97,7 @@ class Relations:
         self._counterexamples = counterexamples
         self._links = links
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         wrong, links = (
             [key for key in keys if is_related(key, traces.fingerprints, traces.questions)]
             for keys in (await self._store.counterexamples(), await self._store.links())
@@ -119,7 +119,7 @@ class LearnedQuestions:
     def __init__(self, spaces: Spaces) -> None:
         self.spaces = spaces
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         if dry_run:
             return 0
         return await self.forget(traces.matrices())
@@ -141,7 +141,7 @@ class LearnedQuestions:
 
 
 class Eraser:
-    """`Eraser` erases subjects. `own` are the places of this process; `shared` are those of the store, in order.
+    """`Eraser` erases subjects. `own` are the stores of this process; `shared` are those of all gateways, in order.
 
     `publish` tells the other gateways which entries, questions and vectors are gone.
     """
@@ -151,8 +151,8 @@ class Eraser:
         *,
         digests: SubjectDigests,
         removal: Purge,
-        own: Mapping[str, Place],
-        shared: Mapping[str, Place],
+        own: Mapping[str, Erasable],
+        shared: Mapping[str, Erasable],
         relations: Relations,
         learned: LearnedQuestions,
         served: ServedHits,
@@ -177,13 +177,13 @@ class Eraser:
     def digest(self, subject: Subject) -> str:
         return self._digests.of(subject.kind, subject.name)
 
-    async def erase(self, subject: Subject, tenant: str | None, *, dry_run: bool) -> Erased:
+    async def erase(self, subject: Subject, tenant: str | None, *, dry_run: bool) -> ErasureProgress:
         """Erase a subject, of one tenant if `tenant` is given.
 
         `dry_run`: only count, without the learnt lookups and decoys. Raise what `Purge.purge` raises, and
         `ErasureIncomplete`.
         """
-        erased, traces = Erased(self.digest(subject)), Traces()
+        erased, traces = ErasureProgress(self.digest(subject)), ErasureTraces()
         subjects = () if subject.kind == "tenant" else (erased.subject,)
         request = PurgeRequest(
             subjects=subjects, tenant=subject.name if subject.kind == "tenant" else tenant, erasure=True
@@ -192,12 +192,12 @@ class Eraser:
         erased.counts["entries"] = outcome.matched if dry_run else outcome.removed
         erased.durable = outcome.durable
         target = ErasureTarget(frozenset(subjects), request.tenant, self._clock.wall())
-        places = {**self._own, **self._shared, "relations": self._relations, "learned": self._learned}
+        stores = {**self._own, **self._shared, "relations": self._relations, "learned": self._learned}
         if not dry_run:
-            self._begin(target)
+            self._forget_in_memory(target)
         try:
-            for name, place in places.items():
-                erased.counts[name] = await place.erase(target, traces, dry_run=dry_run)
+            for name, store in stores.items():
+                erased.counts[name] = await store.erase(target, traces, dry_run=dry_run)
         except (StoreUnavailable, OSError) as error:
             raise ErasureIncomplete(
                 erased, str(error) if isinstance(error, StoreUnavailable) else "the disk failed"
@@ -205,16 +205,17 @@ class Eraser:
         finally:
             erased.notes += traces.notes
         if not dry_run:
-            self._tell(traces)
+            self._announce(traces)
         return erased
 
-    def _begin(self, target: ErasureTarget) -> None:
+    def _forget_in_memory(self, target: ErasureTarget) -> None:
         """Forget the subject in memory: nothing of it is learnt from now on."""
         self._recent.add(target)
         self._served.forget(self._recent.covers)
         self._digests.forget()
 
-    def _tell(self, traces: Traces) -> None:
+    def _announce(self, traces: ErasureTraces) -> None:
+        """Tell the other gateways what is gone."""
         names, questions = sorted(traces.fingerprints), sorted(traces.questions)
         for at in range(0, max(len(names), len(questions)), NAMES_PER_MESSAGE):
             end = at + NAMES_PER_MESSAGE
@@ -252,15 +253,15 @@ class Eraser:
 
     async def _follow(self, ban: Ban) -> bool:
         """Return whether all of this process is erased."""
-        target, traces = ErasureTarget.of(ban.conditions, ban.at), Traces()
-        self._begin(target)
+        target, traces = ErasureTarget.of(ban.conditions, ban.at), ErasureTraces()
+        self._forget_in_memory(target)
         try:
-            counts = {name: await place.erase(target, traces, dry_run=False) for name, place in self._own.items()}
+            counts = {name: await store.erase(target, traces, dry_run=False) for name, store in self._own.items()}
             counts["relations"] = await self._relations.erase(target, traces, dry_run=False)
             counts["learned"] = await self._learned.erase(target, traces, dry_run=False)
         except (StoreUnavailable, OSError) as error:
             LOG.warning("an erasure of another gateway failed here", extra={"fields": {"error": str(error)}})
             return False
-        self._tell(traces)
+        self._announce(traces)
         LOG.info("an erasure of another gateway was followed", extra={"fields": {"id": ban.id, **counts}})
         return True

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from gateway.cache.bans import BanConditions, is_same_tenant
-from gateway.cache.links import asked_digests
+from gateway.cache.links import question_digests
 from gateway.messages import EmbeddedVector, Entry, Vector
 from gateway.ports import Judgement
 
@@ -47,7 +47,7 @@ class ErasureTarget:
 
 
 @dataclass(slots=True)
-class Traces:
+class ErasureTraces:
     """The entries and questions that were erased so far. They find links, counterexamples, decoys and other labels."""
 
     fingerprints: set[str] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Traces:
 
     def add(self, question: str | None, vector: Vector | None = None) -> None:
         if question is not None:
-            self.questions.update(asked_digests(question))
+            self.questions.update(question_digests(question))
         if vector is None:
             return
         if len(self.vectors) < MAX_VECTORS:
@@ -81,10 +81,10 @@ class Traces:
                 yield np.stack(vectors[at : at + CHUNK]).astype(np.float32)
 
 
-class Place(Protocol):
-    """A place that may hold something of a subject."""
+class Erasable(Protocol):
+    """A store that may hold something of a subject."""
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         """Remove what belongs to the target, and return how much it was. Add its traces. Raise `StoreUnavailable` or
         `OSError`. `dry_run`: only count."""
 

@@ -24,7 +24,7 @@ from gateway.ports import Clock, NearbyStore, SizedStore
 
 
 @dataclass(slots=True)
-class _Place:
+class _LedgerEntry:
     size: int
     worth: float
     uses: int
@@ -36,7 +36,7 @@ class EvictionLedger:
     """Every entry of the store with its size in bytes. The ledger takes about 0.4 kB per entry."""
 
     def __init__(self) -> None:
-        self._records: dict[str, _Place] = {}
+        self._records: dict[str, _LedgerEntry] = {}
         self.contains = self._records.__contains__  # like `in`, but without a frame, as every lookup calls it
         # Values only rise, so a queued value may be outdated and too low. It is corrected when its turn comes.
         self._queue: list[tuple[float, str]] = []
@@ -54,8 +54,8 @@ class EvictionLedger:
         record = self._records.get(fingerprint)
         if record is None:
             value = self._floor + worth / size  # inlines `_value`, as every put runs this
-            self._records[fingerprint] = place = _Place(size, worth, 1, value, cycle)
-            untrack(place)
+            self._records[fingerprint] = added = _LedgerEntry(size, worth, 1, value, cycle)
+            untrack(added)
             heapq.heappush(self._queue, (value, fingerprint))
         else:
             self.bytes -= record.size
@@ -125,7 +125,7 @@ class EvictionLedger:
             self.drop(name)
             yield name, reason
 
-    def _value(self, record: _Place) -> float:
+    def _value(self, record: _LedgerEntry) -> float:
         return self._floor + record.uses * record.worth / record.size
 
 

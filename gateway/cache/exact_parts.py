@@ -380,7 +380,7 @@ def is_number(word: str) -> bool:
 
 
 def _lacks_code(mine: ExactParts, other: ExactParts) -> bool:
-    return any(not _stands_in(part, other.text) for part in mine.code - other.code)
+    return any(not _contains_whole(part, other.text) for part in mine.code - other.code)
 
 
 def _lacks_name(mine: ExactParts, other: ExactParts) -> bool:
@@ -393,7 +393,7 @@ def _lacks_number(mine: ExactParts, other: ExactParts) -> bool:
     )
 
 
-def _stands_in(part: str, text: str) -> bool:
+def _contains_whole(part: str, text: str) -> bool:
     """Return whether the text has the part as written, and not within a longer one."""
     at = text.find(part)
     while at >= 0:

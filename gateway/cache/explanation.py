@@ -141,7 +141,7 @@ def build_explanation(first: Judgement, last: Judgement, details: LookupDetails)
     )
 
 
-def withheld(pair: ExplainedPair, confirm: int | None) -> ExplainedPair:
+def as_unconfirmed(pair: ExplainedPair, confirm: int | None) -> ExplainedPair:
     """Return the explanation of a pair whose stored answer is not confirmed yet. Other refusals come first."""
     if not pair.served:
         return pair

@@ -100,8 +100,8 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
         body={},
         model=entry.model,
         stream=entry.streamed,
-        found=Decisive(b"", b"", entry.question),
-        said="",
+        decisive_source=Decisive(b"", b"", entry.question),
+        prompt_source="",
         max_tokens=None,
         user=None,
     )

@@ -23,11 +23,11 @@ class Relation:
     """The pair of a question in a scope and the entry that was served for it."""
 
     scope: str  # hex
-    asked: str  # hex SHA-256 of the question; its text is not needed again
+    question_digest: str  # hex SHA-256 of the question; its text is not needed again
     fingerprint: str  # hex, of the entry that was served
 
     def key(self) -> str:
-        return f"{self.scope}:{self.asked}:{self.fingerprint}"
+        return f"{self.scope}:{self.question_digest}:{self.fingerprint}"
 
 
 def digest_of(question: str) -> str:
@@ -125,8 +125,8 @@ MAX_CONCURRENT = 16  # forwarded at once, and also answered at once for others; 
 class FeedbackForwarding:
     """`FeedbackForwarding` passes feedback to the other gateways on the store.
 
-    `publish` sends them tenant, request id, verdict and the name of the reply. They pass these to `asked`, which looks
-    the hit up with `apply_feedback`.
+    `publish` sends them tenant, request id, verdict and the name of the reply. They pass these to `on_request`, which
+    looks the hit up with `apply_feedback`.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class FeedbackForwarding:
         result: dict[str, Any] | None = None if answer is None else orjson.loads(answer)
         return result
 
-    def asked(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
+    def on_request(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
         """Handle feedback from another gateway. Reply only if the hit is known here."""
         self._answers.start(name, self._answer(tenant, request_id, verdict, name))
 

@@ -98,7 +98,7 @@ class SharedCall:
     # The readers' side
 
     def take_batch(self, reader: _FlightReader) -> Sequence[Any] | None:
-        """Return the next items for a reader. See `Source.take`."""
+        """Return the next items for a reader. See `EventSource.take`."""
         position = self._positions.get(reader)
         if position is None:
             raise UpstreamStreamError("the client read too slowly while others waited for the same answer")
@@ -116,8 +116,8 @@ class SharedCall:
             raise self._error
         return () if self._is_finished else None
 
-    def tell(self, reader: _FlightReader, wake: Callable[[], None] | None) -> None:
-        """Set or clear a reader's wake-up callback. See `Source.tell`."""
+    def subscribe(self, reader: _FlightReader, wake: Callable[[], None] | None) -> None:
+        """Set or clear a reader's wake-up callback. See `EventSource.subscribe`."""
         if wake is None:
             self._wake_callbacks.pop(reader, None)
         else:
@@ -222,10 +222,10 @@ class SharedCall:
 
 
 class _FlightReader:
-    """One reader of a flight; implements `Source`."""
+    """One reader of a flight; implements `EventSource`."""
 
     __slots__ = ("_flight", "drained")
-    tells = True
+    can_notify = True
 
     def __init__(self, flight: SharedCall) -> None:
         self._flight = flight
@@ -234,8 +234,8 @@ class _FlightReader:
     def take(self) -> Sequence[Any] | None:
         return self._flight.take_batch(self)
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
-        self._flight.tell(self, wake)
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        self._flight.subscribe(self, wake)
 
     async def wait(self) -> None:
         await wait_ready(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.config.policy.model import Route
-from gateway.messages import Aged, Bypass, CacheDirectives, Lifetime
+from gateway.messages import AgedAnswer, Bypass, CacheDirectives, Lifetime
 
 STALE_IF_ERROR_STATUSES = frozenset({500, 502, 503, 504})  # errors that a stale answer may replace: RFC 5861, section 4
 
@@ -24,7 +24,7 @@ class Freshness:
 EXPIRED = Freshness(False, 0.0, 0.0)
 
 
-def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
+def freshness_of(entry: AgedAnswer, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
     """Return the freshness of an entry. `lifetime`: the policy's for this kind of hit. `now`: wall-clock seconds.
 
     An entry from the future (the clock was set back) counts as expired, as it would otherwise never expire. A client

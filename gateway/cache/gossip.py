@@ -94,7 +94,7 @@ class Gossip:
             while self._outbox:
                 page = [self._outbox.popleft() for _ in range(min(PAGE, len(self._outbox)))]
                 try:
-                    self._last_position = await self._log.say(page)
+                    self._last_position = await self._log.append(page)
                 except StoreUnavailable:
                     self._outbox.extendleft(reversed(page[: MAX_OUTBOX - len(self._outbox)]))
                     raise

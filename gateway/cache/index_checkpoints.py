@@ -81,7 +81,7 @@ class IndexCheckpoints:
             # Read before the copy begins: later changes may be in the copy, and are then applied twice.
             changes, position, started = self._index.changes, self.position(), time.perf_counter()
             try:
-                count = write_checkpoint(self._path, self._kind, self._index.pieces(), position)
+                count = write_checkpoint(self._path, self._kind, self._index.chunks(), position)
             except ExecutorClosed:
                 return
             except OSError as error:

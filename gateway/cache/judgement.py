@@ -9,13 +9,22 @@ from gateway.cache.decoys import Decoys
 from gateway.cache.exact_parts import differs_unseen
 from gateway.cache.feedback import Counterexamples, Relation, relation_of
 from gateway.cache.load_level import MAX_SECOND_OPINIONS, EncoderLoad
-from gateway.cache.templates import Varying, varying_parts
+from gateway.cache.templates import VaryingParts, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import EmbedderUnavailable
 from gateway.long_questions import fold_spaces
 from gateway.messages import Embedding, Entry, Refusal
-from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, Opinion, StoredCandidate, Verifier
+from gateway.ports import (
+    VERBATIM,
+    Acceptance,
+    Embedder,
+    EvaluatedCandidate,
+    Judgement,
+    Opinion,
+    StoredCandidate,
+    Verifier,
+)
 
 # Neighbours that are read from the store. The right one is nearly always the first.
 MAX_CANDIDATES = 4
@@ -33,7 +42,7 @@ def observation_of(judged: Judgement, label: Label) -> Observation:
 def evaluate(
     similarity: float, opinion: Opinion, threshold: float, control: RouteControl | None, shift: float = 0.0
 ) -> tuple[float, float, Refusal | None]:
-    """Compare a candidate with its route's threshold; return score, probability and reason, as in `Evaluated`.
+    """Compare a candidate with its route's threshold; return score, probability and reason, as in `EvaluatedCandidate`.
 
     `control` None: the route has `min_similarity`, and the similarity alone counts. `shift`: the control's for this
     question.
@@ -48,7 +57,7 @@ def evaluate(
     return score, 0.0 if veto else control.probability(score), reason
 
 
-def best_index(judgements: Sequence[Evaluated]) -> int:
+def best_index(judgements: Sequence[EvaluatedCandidate]) -> int:
     """Return the index of the best judgement: those without a veto first, then the highest score."""
 
     def worth(at: int) -> tuple[bool, bool, float, int]:
@@ -65,7 +74,7 @@ def is_verbatim(a: str, b: str) -> bool:
 
 # Two prompts of one template are compared by the parts that differ.
 async def varying_parts_opinion(
-    parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier, owner: str
+    parts: VaryingParts, whole: Opinion, embedder: Embedder, verifier: Verifier, owner: str
 ) -> Opinion:
     """Return the opinion on the differing parts where it is worse than `whole`, the opinion on both prompts.
 
@@ -108,7 +117,7 @@ class CandidateScores:
     client: str = ""  # the one that asks
     judged: list[Judgement] = field(default_factory=list)
     best_index: int = 0
-    parts: Varying | None = None  # the differing parts of question and best candidate, if both follow one template
+    parts: VaryingParts | None = None  # the differing parts of question and best candidate, if both follow one template
     unread: tuple[int, ...] = ()  # the candidates that a second opinion could get served, the best first
     second: Opinion | None = None  # the second opinion on the chosen one; None: not run, or no result
 
@@ -138,7 +147,7 @@ def _unread(scores: CandidateScores) -> tuple[int, ...]:
     return tuple(sorted(readable, key=lambda at: (-scores.judged[at].score, at))[:MAX_SECOND_OPINIONS])
 
 
-def _parts(scores: CandidateScores) -> Varying | None:
+def _parts(scores: CandidateScores) -> VaryingParts | None:
     """Return the differing parts of question and best candidate, where both follow one template and differ."""
     chosen = scores.chosen
     if chosen.verbatim or chosen.opinion.veto is not None:
@@ -240,7 +249,7 @@ class CandidateScorer:
         if scores.parts is not None:
             await self._compare_parts(scores, scores.parts)
 
-    async def _compare_parts(self, scores: CandidateScores, parts: Varying) -> None:
+    async def _compare_parts(self, scores: CandidateScores, parts: VaryingParts) -> None:
         whole = scores.chosen.opinion
         try:
             closer = await varying_parts_opinion(parts, whole, self._embedder, self._verifier, scores.owner)

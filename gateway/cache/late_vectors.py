@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.load_level import EncoderLoad, Step
+from gateway.cache.load_level import EncoderLoad, OptionalWork
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
@@ -30,7 +30,7 @@ Check = Callable[[Embedding], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Late:
+class _PendingQuestion:
     """A question that waits for its embedding. `stored`: when its entry was made (wall clock); None: not yet."""
 
     fingerprint: str
@@ -73,8 +73,8 @@ class LateVectors:
         self._telemetry = telemetry
         self._load = load
         self._limit = limit
-        self._waiting: dict[str, _Late] = {}  # by fingerprint, the oldest first
-        self._working: dict[str, _Late] = {}  # those that are being embedded
+        self._waiting: dict[str, _PendingQuestion] = {}  # by fingerprint, the oldest first
+        self._working: dict[str, _PendingQuestion] = {}  # those that are being embedded
         # By fingerprint: of questions whose answer is not stored yet. It may never be.
         self._made: BoundedCache[str, Embedding] = BoundedCache(limit)
         self._work_available = asyncio.Event()
@@ -96,7 +96,7 @@ class LateVectors:
 
     def begin(self, fingerprint: str, route: str, owner: str, question: str, check: Check) -> None:
         """Embed a question whose answer is being fetched. `check` gets the embedding."""
-        self._enqueue(_Late(fingerprint, route, owner, question, check))
+        self._enqueue(_PendingQuestion(fingerprint, route, owner, question, check))
 
     def add(self, entry: Entry, owner: str) -> None:
         """Give an entry its vector that was stored without one. It has a question."""
@@ -106,7 +106,7 @@ class LateVectors:
         if late is not None:
             late.stored = entry.created
         else:
-            late = _Late(entry.fingerprint, entry.route, owner, entry.question, stored=entry.created)
+            late = _PendingQuestion(entry.fingerprint, entry.route, owner, entry.question, stored=entry.created)
             late.embedding = self.take(entry.fingerprint)
             self._enqueue(late)
 
@@ -132,7 +132,7 @@ class LateVectors:
                 self._count(late, "dropped")
             self._waiting.clear()
 
-    def _enqueue(self, late: _Late) -> None:
+    def _enqueue(self, late: _PendingQuestion) -> None:
         former = self._waiting.pop(late.fingerprint, None)
         if former is not None:  # an answer that expired or was replaced
             late.stored = late.stored or former.stored
@@ -142,7 +142,7 @@ class LateVectors:
         self._idle.clear()
         self._work_available.set()
 
-    async def _embed(self, batch: Sequence[_Late]) -> None:
+    async def _embed(self, batch: Sequence[_PendingQuestion]) -> None:
         """Embed questions in one pass, or drop them if the encoder is loaded.
 
         It is work of requests, and no part of the budget of learning.
@@ -150,7 +150,7 @@ class LateVectors:
         wanted = [late for late in batch if late.embedding is None]
         if not wanted:
             return
-        if self._load.leaves_out(Step.VECTOR):
+        if self._load.leaves_out(OptionalWork.VECTOR):
             self._give_up(wanted, "dropped")
             return
         try:
@@ -165,12 +165,12 @@ class LateVectors:
         for late, embedding in zip(wanted, made, strict=True):
             late.embedding = embedding
 
-    def _give_up(self, batch: Sequence[_Late], result: str) -> None:
+    def _give_up(self, batch: Sequence[_PendingQuestion], result: str) -> None:
         for late in batch:
             del self._working[late.fingerprint]
             self._count(late, result)
 
-    async def _finish(self, late: _Late) -> None:
+    async def _finish(self, late: _PendingQuestion) -> None:
         """Give the entry of an embedded question its vector, if it is stored already."""
         embedding = late.embedding
         try:
@@ -203,5 +203,5 @@ class LateVectors:
         self.stored(entry, vector)
         return "stored"
 
-    def _count(self, late: _Late, result: str) -> None:
+    def _count(self, late: _PendingQuestion, result: str) -> None:
         self._telemetry.late_vectors.add(late.route, result)

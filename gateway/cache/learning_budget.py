@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gateway.cache.load_level import EncoderLoad, LoadLevel, Step
+from gateway.cache.load_level import EncoderLoad, LoadLevel, OptionalWork
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderCpu
 
@@ -85,7 +85,7 @@ class LearningBudget:
         if not self.has_room:
             self._telemetry.learning_waits.add()
             await self._poll(lambda: self.has_room)
-        if self._load.leaves_out(Step.LEARNING):
+        if self._load.leaves_out(OptionalWork.LEARNING):
             await self._poll(lambda: self._load.level is LoadLevel.NORMAL)
 
     async def _poll(self, is_over: Callable[[], bool]) -> None:

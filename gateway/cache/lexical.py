@@ -194,7 +194,7 @@ class Lexical:
 
 
 def read(text: str) -> Lexical:
-    """Read a new question. It is not cached, as most questions come once. Use `kept` for stored questions."""
+    """Read a new question. It is not cached, as most questions come once. Use `read_stored` for stored questions."""
     plainly = plain(text)
     words = tuple(_ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, _WORD.findall(text)))
     vocabulary = frozenset(words)
@@ -218,7 +218,7 @@ def read(text: str) -> Lexical:
     )
 
 
-kept = lru_cache(maxsize=1024)(read)
+read_stored = lru_cache(maxsize=1024)(read)
 
 
 def _negations(text: str, words: Sequence[str], clues: LexicalClues | None) -> int:

@@ -30,13 +30,13 @@ class Link:
     """A question in a scope, and the entry that answers it, too."""
 
     scope: str  # hex
-    asked: str  # hex, digest of the question
+    question_digest: str  # hex, digest of the question
     fingerprint: str  # hex, of the entry
     similarity: float  # of the two questions when they were linked, in [0, 1]
 
     def key(self) -> str:
         """Return the link as text, for the store and for other gateways."""
-        return f"{self.scope}:{self.asked}:{self.fingerprint}:{self.similarity:.4f}"
+        return f"{self.scope}:{self.question_digest}:{self.fingerprint}:{self.similarity:.4f}"
 
 
 def link_of(scope: str, question: str, fingerprint: str, similarity: float) -> Link:
@@ -96,7 +96,7 @@ def _split(value: bytes | None) -> list[bytes]:
     return [] if value is None else [value[at : at + _ENTRY.size] for at in range(0, len(value), _ENTRY.size)]
 
 
-def asked_digests(question: str) -> tuple[str, str]:
+def question_digests(question: str) -> tuple[str, str]:
     """Return the digests of a question, as counterexamples and as links have it."""
     return digest_of(question), _digest(question)
 

@@ -43,8 +43,8 @@ class LoadLevel(IntEnum):
     LOOKUPS_SKIPPED = 4
 
 
-class Step(StrEnum):
-    """A piece of work that was left out, as the metric names it."""
+class OptionalWork(StrEnum):
+    """A kind of work that a busy encoder leaves out, as the metric names it."""
 
     LEARNING = "learning"
     VECTOR = "vector"
@@ -52,8 +52,8 @@ class Step(StrEnum):
     LOOKUP = "lookup"
 
 
-class StepCounter(Protocol):
-    """A counter of steps, without the library of metrics: programs that train models judge pairs, too."""
+class WorkCounter(Protocol):
+    """A counter of work left out, without the library of metrics: programs that train models judge pairs, too."""
 
     def add(self, *labels: str, amount: float = 1.0) -> None: ...
 
@@ -82,14 +82,14 @@ class EncoderLoad:
     """`EncoderLoad` says what the load of an encoder leaves out.
 
     `queues` return the queues before the encoder and before the cross-encoder at this moment: a question waits in both.
-    `timeout_s`: the longest wait of a text. `left_out` counts by step. `clock` returns monotonic seconds.
+    `timeout_s`: the longest wait of a text. `left_out` counts by kind of work. `clock` returns monotonic seconds.
     """
 
     def __init__(
         self,
         queues: Sequence[Callable[[], EncoderQueue]],
         timeout_s: float,
-        left_out: StepCounter,
+        left_out: WorkCounter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queues = queues
@@ -128,22 +128,22 @@ class EncoderLoad:
             return 0
         return 1 if level >= LoadLevel.BEST_PAIR_ONLY else MAX_SECOND_OPINIONS
 
-    def leaves_out(self, step: Step) -> bool:
+    def leaves_out(self, work: OptionalWork) -> bool:
         """Return whether this piece of work is left out now, and count it if so. Not for pairs: see `pairs`."""
-        if self.level < _LEVELS[step]:
+        if self.level < _LEVELS[work]:
             return False
-        self._left_out.add(step)
+        self._left_out.add(work)
         return True
 
     def count_pairs(self, number: int) -> None:
         """Count candidates that the cross-encoder did not read."""
         if number > 0:
-            self._left_out.add(Step.PAIR, amount=number)
+            self._left_out.add(OptionalWork.PAIR, amount=number)
 
 
 _LEVELS = {
-    Step.LEARNING: LoadLevel.LEARNING_WAITS,
-    Step.VECTOR: LoadLevel.VECTORS_DROPPED,
-    Step.PAIR: LoadLevel.BEST_PAIR_ONLY,
-    Step.LOOKUP: LoadLevel.LOOKUPS_SKIPPED,
+    OptionalWork.LEARNING: LoadLevel.LEARNING_WAITS,
+    OptionalWork.VECTOR: LoadLevel.VECTORS_DROPPED,
+    OptionalWork.PAIR: LoadLevel.BEST_PAIR_ONLY,
+    OptionalWork.LOOKUP: LoadLevel.LOOKUPS_SKIPPED,
 }

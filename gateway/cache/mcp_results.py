@@ -112,7 +112,7 @@ class McpKnowledge:
         self._changes: BoundedCache[str, float] = BoundedCache(MAX_CHANGES, evicted=self._forget)
         self._tools: BoundedCache[str, frozenset[str]] = BoundedCache(MAX_LISTS)
 
-    def note_change(self, route: str, owner: str, subject: str, now: float) -> None:
+    def record_change(self, route: str, owner: str, subject: str, now: float) -> None:
         """Remember that a subject changed for an owner at `now`, a wall-clock time."""
         name = _digest(route, owner, subject)
         self.apply_change(name, now)
@@ -126,7 +126,7 @@ class McpKnowledge:
         changed = self._changes.peek(_digest(route, owner, subject))
         return self._forgotten if changed is None else max(changed, self._forgotten)
 
-    def note_tools(self, route: str, owner: str, tools: frozenset[str], *, further_page: bool) -> bool:
+    def record_tools(self, route: str, owner: str, tools: frozenset[str], *, further_page: bool) -> bool:
         """Remember the tools that only read, by the last list or a further page of it. Return whether one of the former
         ones is gone."""
         name = _digest(route, owner)

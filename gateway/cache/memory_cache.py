@@ -116,11 +116,13 @@ class TieredStore:
         self._add_resident(entry)
         return entry
 
-    def banned(self, entry: Entry, vector: Vector | None = None, asked: float = LATER) -> bool:
+    def banned(self, entry: Entry, vector: Vector | None = None, request_monotonic: float = LATER) -> bool:
         """Return whether a removal covers the entry, also one made since it was read or fetched."""
         if not self.bans.in_force:
             return False
-        return self.bans.covers(entry, None if vector is None else EmbeddedVector(vector, self._embedder), asked)
+        return self.bans.covers(
+            entry, None if vector is None else EmbeddedVector(vector, self._embedder), request_monotonic
+        )
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if self.banned(entry, vector):

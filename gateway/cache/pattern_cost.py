@@ -15,14 +15,14 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 MAX_PATTERN_CHARS = 1_000
-MAX_WAYS = 200_000  # starting points included: about 10 ms
-_ONE_WAY = frozenset(
+MAX_PATHS = 200_000  # starting points included: about 10 ms
+_SINGLE_PATH = frozenset(
     {sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN, sre.CATEGORY, sre.AT, sre.RANGE, sre.FAILURE, sre.NEGATE}
 )
 
 
 def is_cheap(pattern: str, characters: int) -> bool:
-    """Return whether a search of `pattern` in a text of so many characters takes at most `MAX_WAYS` attempts.
+    """Return whether a search of `pattern` in a text of so many characters takes at most `MAX_PATHS` attempts.
 
     A pattern that `re` cannot compile is not cheap.
     """
@@ -30,7 +30,7 @@ def is_cheap(pattern: str, characters: int) -> bool:
     if parsed is None:
         return False
     starts = 1 if pattern.startswith(("^", r"\A")) and "|" not in pattern else characters + 1
-    return starts * _ways(parsed, characters) <= MAX_WAYS
+    return starts * _paths_of_sequence(parsed, characters) <= MAX_PATHS
 
 
 @lru_cache(maxsize=256)
@@ -43,24 +43,24 @@ def _parse(pattern: str) -> Any:
         return None
 
 
-def _ways(items: Iterable[Any], characters: int) -> float:
+def _paths_of_sequence(items: Iterable[Any], characters: int) -> float:
     """Return a bound on the ways in which a sequence can take a text; infinite: no useful bound is known."""
-    ways = 1.0
+    paths = 1.0
     for kind, argument in items:
-        ways *= _ways_of(kind, argument, characters)
-    return ways
+        paths *= _paths_of_item(kind, argument, characters)
+    return paths
 
 
-def _ways_of(kind: Any, argument: Any, characters: int) -> float:
-    if kind in _ONE_WAY:
+def _paths_of_item(kind: Any, argument: Any, characters: int) -> float:
+    if kind in _SINGLE_PATH:
         return 1.0
     if kind is sre.BRANCH:
-        return sum(_ways(branch, characters) for branch in argument[1])
+        return sum(_paths_of_sequence(branch, characters) for branch in argument[1])
     if kind is sre.SUBPATTERN:
-        return _ways(argument[3], characters)
+        return _paths_of_sequence(argument[3], characters)
     if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
         low, high, body = argument
-        inner, rounds = _ways(body, characters), min(int(high), characters + 1)
+        inner, rounds = _paths_of_sequence(body, characters), min(int(high), characters + 1)
         if inner > 1:  # each round may choose again
             return inner**rounds if rounds * math.log(inner) < 50 else math.inf
         return float(max(1, rounds - int(low) + 1))

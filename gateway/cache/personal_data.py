@@ -149,7 +149,7 @@ def keeps_out(question: str | None, rule: PrivacySettings) -> bool:
 
 def _redacted(call: Call, kinds: Collection[PersonalData]) -> tuple[Call, tuple[PersonalData, ...]]:
     found, findings = redact_question(call.decisive, kinds)
-    return (call if found is call.decisive else replace(call, found=found)), _kinds_of(findings)
+    return (call if found is call.decisive else replace(call, decisive_source=found)), _kinds_of(findings)
 
 
 def _text_of(call: Call) -> str | None:

@@ -36,7 +36,7 @@ MAX_COMPILED = 128
 MAX_WAITING = 32  # checks; each takes at most the time of `MAX_STEPS`
 
 
-class Fit(StrEnum):
+class Validity(StrEnum):
     """The result of a check; the label `outcome` of its metric."""
 
     VALID = "valid"
@@ -46,7 +46,7 @@ class Fit(StrEnum):
     BUSY = "busy"  # too many checks wait
 
 
-class _Exhausted(Exception):
+class _StepsExhausted(Exception):
     """The steps of a check are used up."""
 
 
@@ -59,7 +59,7 @@ class _Steps:
     def spend(self, steps: int) -> None:
         self.left -= steps
         if self.left < 0:
-            raise _Exhausted
+            raise _StepsExhausted
 
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError]]
@@ -73,43 +73,43 @@ class SchemaValidator:
         self._compiled: BoundedCache[bytes, Any] = BoundedCache(MAX_COMPILED)  # digest -> validator; None: bad
         self._drafts: dict[type, Any] = {}
 
-    def check(self, form: DemandedForm, call: Call, payload: Sequence[bytes], streamed: bool) -> Fit:
+    def check(self, form: DemandedForm, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity:
         """Return how an answer fits. `payload` as in `Entry`. An answer that cannot be read does not fit."""
         if sum(map(len, payload)) > MAX_ANSWER_BYTES:
-            return Fit.TOO_COSTLY
+            return Validity.TOO_COSTLY
         answer = read_answer(call, payload, streamed)
         if answer is None:
-            return Fit.INVALID
+            return Validity.INVALID
         fits = []
         if form.text is not None:
             fits += [self.fit_text(form.text, text) for text in answer.texts]
         for made in answer.tool_calls:
             if not made.by_server and made.name in form.tools:
                 fits.append(self.fit(form.tools[made.name], made.arguments))
-        order = (Fit.INVALID, Fit.BAD_SCHEMA, Fit.TOO_COSTLY)
-        return next((fit for fit in order if fit in fits), Fit.VALID)
+        order = (Validity.INVALID, Validity.BAD_SCHEMA, Validity.TOO_COSTLY)
+        return next((fit for fit in order if fit in fits), Validity.VALID)
 
-    def fit_text(self, schema: Schema, text: str) -> Fit:
+    def fit_text(self, schema: Schema, text: str) -> Validity:
         """Return how a text fits, which must be JSON and nothing else."""
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
-            return Fit.BAD_SCHEMA if self._validator(schema) is None else Fit.INVALID
+            return Validity.BAD_SCHEMA if self._validator(schema) is None else Validity.INVALID
         return self.fit(schema, value)
 
-    def fit(self, schema: Schema, value: Any) -> Fit:
+    def fit(self, schema: Schema, value: Any) -> Validity:
         validator = self._validator(schema)
         if validator is None:
-            return Fit.BAD_SCHEMA
+            return Validity.BAD_SCHEMA
         self._steps.left = MAX_STEPS
         try:
-            return Fit.VALID if next(validator.iter_errors(value), None) is None else Fit.INVALID
-        except _Exhausted:
-            return Fit.TOO_COSTLY
+            return Validity.VALID if next(validator.iter_errors(value), None) is None else Validity.INVALID
+        except _StepsExhausted:
+            return Validity.TOO_COSTLY
         except (Unresolvable, UnknownType):
-            return Fit.BAD_SCHEMA
+            return Validity.BAD_SCHEMA
         except (RecursionError, ArithmeticError, TypeError, ValueError, AttributeError, KeyError):
-            return Fit.BAD_SCHEMA  # what the schema of schemas lets pass and the library cannot handle
+            return Validity.BAD_SCHEMA  # what the schema of schemas lets pass and the library cannot handle
 
     def _validator(self, schema: Schema) -> Any:
         try:
@@ -196,7 +196,7 @@ class SchemaChecks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-schema")  # it starts with the first check
         self._waiting = 0
 
-    async def fit(self, route: str, call: Call, payload: Sequence[bytes], streamed: bool) -> Fit | None:
+    async def fit(self, route: str, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity | None:
         """Return how an answer fits the form that its request demands; None: it demands none."""
         form = demanded_form(call)
         if not form:
@@ -205,15 +205,15 @@ class SchemaChecks:
         self._telemetry.schema_checks.add(route, fit)
         return fit
 
-    async def _run(self, form: DemandedForm, call: Call, payload: Sequence[bytes], streamed: bool) -> Fit:
+    async def _run(self, form: DemandedForm, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity:
         if self._waiting >= MAX_WAITING:
-            return Fit.BUSY
+            return Validity.BUSY
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, self._validator.check, form, call, payload, streamed)
         except RuntimeError:  # the gateway is closing
-            return Fit.BUSY
+            return Validity.BUSY
         finally:
             self._waiting -= 1
 

@@ -176,7 +176,7 @@ def build_evictor(config: Config, stores: Stores, spaces: Spaces, telemetry: Tel
         is_exclusive=stores.server is not None,
     )
     if stores.server is not None:
-        stores.server.told = partial(_on_store_restart, evictions, telemetry)
+        stores.server.on_restart = partial(_on_store_restart, evictions, telemetry)
     return evictions
 
 

@@ -16,7 +16,7 @@ MIN_WORDS, MIN_SHARE, MIN_OTHERS = 8, 0.6, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Varying:
+class VaryingParts:
     """The parts that two prompts of one template do not share. A part may be empty."""
 
     query: str
@@ -27,7 +27,7 @@ class Varying:
         return self.query.casefold() == self.stored.casefold()
 
 
-def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> Varying | None:
+def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> VaryingParts | None:
     """Return the parts to compare; None: the prompts are not of one template.
 
     `neighbours`: the stored prompts nearest to `query`, with or without `stored`. Words are separated by white space;
@@ -38,7 +38,7 @@ def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> Varying
     if head + tail < MIN_WORDS:
         return None
     mine, theirs = query.split(), stored.split()
-    parts = Varying(" ".join(mine[head : len(mine) - tail]), " ".join(theirs[head : len(theirs) - tail]))
+    parts = VaryingParts(" ".join(mine[head : len(mine) - tail]), " ".join(theirs[head : len(theirs) - tail]))
     if parts.is_same or head + tail >= SURE_WORDS:
         return parts
     if head + tail < MIN_SHARE * max(len(mine), len(theirs)):

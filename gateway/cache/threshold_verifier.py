@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gateway.cache.lexical import Lexical, difference, differences, hard_difference, kept, read
+from gateway.cache.lexical import Lexical, difference, differences, hard_difference, read, read_stored
 from gateway.cache.verifiers import FLOOR, WEIGHTS, load_calibration
 from gateway.messages import Refusal
 from gateway.ports import Opinion, StoredCandidate
@@ -31,7 +31,7 @@ class ThresholdVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         asked = read(question)
         return [
-            Opinion(c.similarity, self.probability(c.similarity), veto=_veto(asked, kept(c.question)))
+            Opinion(c.similarity, self.probability(c.similarity), veto=_veto(asked, read_stored(c.question)))
             for c in candidates
         ]
 
@@ -43,7 +43,7 @@ class ThresholdVerifier:
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         """Return the checks that found a difference, each as 1."""
-        return {str(found): 1.0 for found in differences(read(question), kept(candidate.question))}
+        return {str(found): 1.0 for found in differences(read(question), read_stored(candidate.question))}
 
     def probability(self, similarity: float) -> float:
         """Return the probability that an answer without a veto is right."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.system.weight_files import WeightsCorrupt
-from gateway.files import replaced, shared_dir
+from gateway.files import replace_file, shared_dir
 
 FOLDER, POINTER, MANIFEST = "verifier", "in_force.json", "manifest.json"
 KEPT = 5  # versions on disk, the one in force included
@@ -157,7 +157,7 @@ class VerifierVersions:
 
     def _point(self, chain: list[str]) -> None:
         path = self.folder / POINTER
-        replaced(path, json.dumps({"chain": chain}).encode() + b"\n", path.with_name(f".{POINTER}.new"), 0o600)
+        replace_file(path, json.dumps({"chain": chain}).encode() + b"\n", path.with_name(f".{POINTER}.new"), 0o600)
 
     def _prune(self) -> None:
         """Remove versions beyond `KEPT`, and what an interrupted run has left."""

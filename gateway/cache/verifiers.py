@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from gateway.adapters.system.thread_priority import MODEL_NICENESS, lower_priority
 from gateway.adapters.system.weight_files import WeightFiles, WeightsCorrupt
 from gateway.cache import lexical
-from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, kept, read, word_features
+from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, read, read_stored, word_features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.cache.languages import reads
 from gateway.cache.pair_queue import PairQueue
@@ -183,8 +183,8 @@ def load_weights(directory: Path = WEIGHTS) -> VerifierWeights:
 
 def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
-    unpacked = TRAINED.unpacked(about, arrays, NAMES)
-    said, tables = unpacked.said, unpacked.tables
+    unpacked = TRAINED.unpack(about, arrays, NAMES)
+    said, tables = unpacked.metadata, unpacked.tables
     return VerifierWeights(
         digest=unpacked.digest,
         power=float(said["power"]),
@@ -227,7 +227,7 @@ class LearnedVerifier:
         self.prior = weights.calibration.prior
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
-        mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
+        mine, readings = read(question), [read_stored(candidate.question) for candidate in candidates]
         compared = self._doubts_and_overlaps(mine, question, readings, [candidate.question for candidate in candidates])
         found = list[Opinion]()
         for candidate, other, (doubt, words_shared) in zip(candidates, readings, compared, strict=True):

@@ -11,7 +11,7 @@ from gateway.cli.admin_client import WrongUsage
 from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build
 from gateway.tools.capacity.costs import load_costs, load_prices
-from gateway.tools.capacity.demand import Demand, Impossible
+from gateway.tools.capacity.demand import Demand, DemandImpossible
 from gateway.tools.capacity.plan import plan_fleet
 from gateway.tools.capacity.report import as_json, as_text
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     prices, currency = load_prices(arguments.prices)
     try:
         fleet = plan_fleet(build(Demand, arguments, own_models=arguments.models == "own"), costs)
-    except Impossible as error:
+    except DemandImpossible as error:
         raise WrongUsage(str(error)) from None
     said = as_json(fleet, costs, prices, currency)
     return print_result(arguments, said, as_text(fleet, costs, prices, currency))

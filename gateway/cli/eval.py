@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.cli.admin_client import AdminAddress, CommandFailed, admin_address
-from gateway.cli.evaluation import Evaluation, Expected, Prompt, paired, read_expected, read_prompts
+from gateway.cli.evaluation import Evaluation, ExpectedChoice, Prompt, paired, read_expected, read_prompts
 from gateway.cli.explain import GatewayExplainer, OfflineExplainer, explainer_of
 from gateway.cli.output import FAULT, GOOD, print_result, print_warning
 from gateway.cli.parser import Command, parser_type
@@ -70,13 +70,13 @@ async def _offline(arguments: argparse.Namespace, prompts: Sequence[Prompt]) -> 
         return await _evaluate(explainer, paired(prompts, expected))
 
 
-async def _by_gateway(place: AdminAddress, pairs: Sequence[tuple[Prompt, Expected]]) -> Evaluation:
+async def _by_gateway(place: AdminAddress, pairs: Sequence[tuple[Prompt, ExpectedChoice]]) -> Evaluation:
     async with GatewayExplainer.at(place) as explainer:
         return await _evaluate(explainer, pairs)
 
 
 async def _evaluate(
-    explainer: OfflineExplainer | GatewayExplainer, pairs: Sequence[tuple[Prompt, Expected]]
+    explainer: OfflineExplainer | GatewayExplainer, pairs: Sequence[tuple[Prompt, ExpectedChoice]]
 ) -> Evaluation:
     """Compare each choice. Raise `CommandFailed` with the line of a prompt that is no request."""
     evaluation = Evaluation()

@@ -31,7 +31,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedChoice:
     """One line of the expectations: the name of a tier or of a backend."""
 
     where: str
@@ -47,7 +47,7 @@ def read_prompts(path: Path, model: str) -> list[Prompt]:
     return _read(path, "prompts", lambda where, line: _prompt(where, line, model))
 
 
-def read_expected(path: Path, known: Set[str] | None) -> list[Expected]:
+def read_expected(path: Path, known: Set[str] | None) -> list[ExpectedChoice]:
     """Read one expectation a line. Raise `CommandFailed` with the faults.
 
     `known`: the tiers and backends of the policy; None: not known here.
@@ -110,7 +110,7 @@ def _prompt(where: str, value: object, model: str) -> Prompt:
     return Prompt(where, name, body)
 
 
-def _expected(where: str, value: object, known: Set[str] | None) -> Expected:
+def _expected(where: str, value: object, known: Set[str] | None) -> ExpectedChoice:
     identity = None
     if isinstance(value, dict):
         given = [key for key in ("tier", "backend") if key in value]
@@ -121,7 +121,7 @@ def _expected(where: str, value: object, known: Set[str] | None) -> Expected:
         raise ValueError("expected the name of a tier or of a backend")
     if known is not None and value not in known:
         raise ValueError(unknown_name(f"tier or backend {value!r}", value, sorted(known)))
-    return Expected(where, identity, value)
+    return ExpectedChoice(where, identity, value)
 
 
 def _id(value: Mapping[str, Any]) -> str | None:
@@ -133,14 +133,14 @@ def _id(value: Mapping[str, Any]) -> str | None:
     return str(found)
 
 
-def paired(prompts: Sequence[Prompt], expected: Sequence[Expected]) -> list[tuple[Prompt, Expected]]:
+def paired(prompts: Sequence[Prompt], expected: Sequence[ExpectedChoice]) -> list[tuple[Prompt, ExpectedChoice]]:
     """Pair prompts with expectations: by `id` if the expectations have ids, otherwise line by line.
 
     Raise `CommandFailed` with the lines that have no partner.
     """
     if all(each.id is None for each in expected):
         if len(prompts) != len(expected):
-            longer: Sequence[Prompt | Expected] = prompts if len(prompts) > len(expected) else expected
+            longer: Sequence[Prompt | ExpectedChoice] = prompts if len(prompts) > len(expected) else expected
             raise CommandFailed(
                 f"{longer[min(len(prompts), len(expected))].where}: this line has no partner, because there are "
                 f"{pluralise(len(prompts), 'prompt')} and {pluralise(len(expected), 'expectation')}, expected as many"
@@ -157,7 +157,7 @@ def paired(prompts: Sequence[Prompt], expected: Sequence[Expected]) -> list[tupl
     return [(prompt, by_id[prompt.id]) for prompt in prompts]
 
 
-def _doubtful(lines: Sequence[Prompt] | Sequence[Expected]) -> Iterator[str]:
+def _doubtful(lines: Sequence[Prompt] | Sequence[ExpectedChoice]) -> Iterator[str]:
     seen: dict[str | None, str] = {}
     for each in lines:
         if each.id is None:
@@ -195,7 +195,7 @@ class Evaluation:
     scored_by: dict[str, int] = field(default_factory=dict)
     others: list[dict[str, Any]] = field(default_factory=list)  # the prompts that went elsewhere
 
-    def add(self, prompt: Prompt, expected: Expected, found: Explanation) -> None:
+    def add(self, prompt: Prompt, expected: ExpectedChoice, found: Explanation) -> None:
         right = expected.name in (found.tier, found.backend, untuned(found.backend))
         chosen = expected.name if right else found.tier or found.backend
         self.all.add(right=right)

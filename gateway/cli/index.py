@@ -108,7 +108,7 @@ async def _reconcile(store: ResponseStore, index: VectorIndex, clock: SystemCloc
     while True:
         done = 0
 
-        def told(more: int) -> None:
+        def advance_by(more: int) -> None:
             nonlocal done, furthest
             done += more
             advance(max(0, done - furthest))
@@ -116,7 +116,7 @@ async def _reconcile(store: ResponseStore, index: VectorIndex, clock: SystemCloc
 
         before = furthest
         try:
-            compared = await reconcile(store, index, clock, told)
+            compared = await reconcile(store, index, clock, advance_by)
         except StoreUnavailable as error:
             failures = failures + 1 if furthest == before else 0
             if failures == MAX_STALLED_ATTEMPTS:

@@ -13,7 +13,7 @@ from pydantic_core import core_schema
 from gateway.cli.output import print_line
 from gateway.cli.parser import Command
 from gateway.config import Config
-from gateway.config.descriptions import describe, written_default
+from gateway.config.descriptions import describe, file_default
 from gateway.config.policy.schema import PolicyFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -66,7 +66,7 @@ class DescribedSchema(GenerateJsonSchema):
             }  # pydantic writes it in seconds and bytes
             form = value.get("description")  # how to write the value
             properties[key] = {**value, "description": f"{text} Write {form}." if form else text}
-            if (default := written_default(section.model_fields[key])) is not None:
+            if (default := file_default(section.model_fields[key])) is not None:
                 properties[key]["default"] = default
         return json_schema
 

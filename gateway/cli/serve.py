@@ -33,7 +33,7 @@ from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
 from gateway.private_files import UMASK
-from gateway.tasks import cancelled, start_task
+from gateway.tasks import cancel_and_wait, start_task
 from gateway.tools.embedding_model.fetch import fetch
 from gateway.worker import WorkerEnvironment
 
@@ -142,7 +142,7 @@ async def follow_policy(gateway: Gateway) -> AsyncIterator[None]:
         async with on_hangup(gateway.policies.reload):
             yield
     finally:
-        await cancelled(watcher)
+        await cancel_and_wait(watcher)
 
 
 async def serve_upstream(config: Config, policy: Policy, environ: Mapping[str, str], log_level: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from gateway.tasks import cancelled, spawn
+from gateway.tasks import cancel_and_wait, spawn
 
 
 @contextmanager
@@ -50,4 +50,4 @@ async def on_hangup(action: Callable[[], Coroutine[Any, Any, object]], *, cancel
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
         if cancel:
-            await cancelled(*tasks)
+            await cancel_and_wait(*tasks)

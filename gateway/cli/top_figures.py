@@ -14,7 +14,7 @@ Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class OfVerdict:
+class VerdictFigures:
     """Figures of one verdict; share and latencies are None without requests."""
 
     share: float | None  # of all requests, in [0, 1]
@@ -24,7 +24,7 @@ class OfVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class OfBackend:
+class BackendFigures:
     inflight: int
     limit: int
     queued: int
@@ -34,7 +34,7 @@ class OfBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class OfRoute:
+class RouteFigures:
     """Shares of one route, in [0, 1].
 
     A share is None if it is unknown, or if the route has no choice of models or no semantic cache.
@@ -70,9 +70,9 @@ class TopFigures:
     store_breaker: str
     index_ready: bool
     migration: Mapping[str, float]  # entries `done`, `left`, `skipped` of a re-embedding; empty without one
-    verdicts: Mapping[str, OfVerdict]
-    backends: Mapping[str, OfBackend]
-    routes: Mapping[str, OfRoute]
+    verdicts: Mapping[str, VerdictFigures]
+    backends: Mapping[str, BackendFigures]
+    routes: Mapping[str, RouteFigures]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,28 +130,28 @@ def _count_since(now: Report, before: Report | None, key: str, verdict: str) -> 
 
 def _of_verdict(
     verdict: str, count: float, requests: float, seconds: float, now: Report, before: Report | None
-) -> OfVerdict:
+) -> VerdictFigures:
     counted = now["latency_counts"]["verdicts"][verdict]
     if before is not None:
         earlier: Sequence[int] = before["latency_counts"]["verdicts"][verdict]
         counted = [max(0, a - b) for a, b in zip(counted, earlier, strict=True)]
     p50, p95 = (quantile_of(counted, now["latency_counts"]["bounds_s"], q) for q in (0.5, 0.95))
-    return OfVerdict(count / requests if requests else None, count / seconds, _ms(p50), _ms(p95))
+    return VerdictFigures(count / requests if requests else None, count / seconds, _ms(p50), _ms(p95))
 
 
-def _of_backend(one: Mapping[str, Any]) -> OfBackend:
+def _of_backend(one: Mapping[str, Any]) -> BackendFigures:
     upstreams = one["upstreams"]
     asked = sum(upstream["state"] == "closed" for upstream in upstreams)
-    return OfBackend(one["inflight"], one["limit"], one["queued"], one["breaker"], asked, len(upstreams))
+    return BackendFigures(one["inflight"], one["limit"], one["queued"], one["breaker"], asked, len(upstreams))
 
 
-def _routes(now: Report) -> dict[str, OfRoute]:
+def _routes(now: Report) -> dict[str, RouteFigures]:
     """Return the routes in the order of the policy."""
     large = {one["route"]: one["large_share"] for one in now["routing"]}
     wrong = {one["route"]: one["wrong_hits"]["of_served"] for one in now["quality"]}
     nothing: Mapping[str, None] = {"share": None, "low": None, "high": None}
     return {
-        name: OfRoute(large.get(name), of["share"], of["low"], of["high"])
+        name: RouteFigures(large.get(name), of["share"], of["low"], of["high"])
         for name in now["policy"]["routes"]
         for of in [wrong.get(name, nothing)]
     }

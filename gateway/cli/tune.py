@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.system.weight_files import WeightsCorrupt
-from gateway.cache.kept_labels import read_labels
+from gateway.cache.label_archive import read_labels
 from gateway.cache.model_factory import can_tune, embedder_name, model_dir_of
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cli.admin_client import CommandFailed, WrongUsage
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _roll_back(arguments, VerifierVersions(config.data_dir))
         if arguments.list:
             return _list(arguments, VerifierVersions(config.data_dir))
-        with _alone(config.data_dir):
+        with _exclusive(config.data_dir):
             return _tune(arguments, config)
     except (PairsInvalid, WeightsCorrupt, FetchFailed) as fault:
         raise CommandFailed(str(fault)) from None
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _alone(data_dir: Path) -> Iterator[None]:
+def _exclusive(data_dir: Path) -> Iterator[None]:
     """Let one run at a time use the data directory. Raise `CommandFailed` or OSError."""
     folder = VerifierVersions(data_dir).folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

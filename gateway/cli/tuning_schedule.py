@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 
 from gateway.adapters.system.child_process import death_signal_prefix
-from gateway.tasks import cancelled, start_task
+from gateway.tasks import cancel_and_wait, start_task
 
 LOG = logging.getLogger("nearhit.quality")
 LIMIT_S = 3 * 3600.0  # beyond it the process is ended; 50,000 pairs took less than an hour on two cores
@@ -33,7 +33,7 @@ async def tuning(every_s: float | None, path: Path, environ: Mapping[str, str]) 
     try:
         yield
     finally:
-        await cancelled(task)
+        await cancel_and_wait(task)
 
 
 def _command(config: Path) -> list[str]:

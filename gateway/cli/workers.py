@@ -278,7 +278,7 @@ async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[
                 config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
             )
             stack.push_async_callback(server.stop)
-            server.told = partial(_on_store_restart, Telemetry(), OwnMetrics(figures))
+            server.on_restart = partial(_on_store_restart, Telemetry(), OwnMetrics(figures))
             store = server.url
         command = (sys.executable, "-m", "gateway", *arguments)
         supervisor = Supervisor(SupervisorPaths(command, environ, config, store, data, admin))

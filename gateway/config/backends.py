@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import closest_match, format_value
 from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, optional_section
-from gateway.config.schema_types import ON_OR_OFF, ScalarForm, WrittenAs
+from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm
 from gateway.config.units import (
     POSITIVE_SHARE,
     PositiveDuration,
@@ -92,12 +92,12 @@ class Hedge(Section):
         float,
         BeforeValidator(_quantile),
         WithJsonSchema(_PERCENTILE.schema),
-        WrittenAs(lambda quantile: f"p{100 * quantile:g}"),
+        FileForm(lambda quantile: f"p{100 * quantile:g}"),
     ] = 0.95
     """The percentile of the predicted time to the first byte after which the hedge goes out, `p50` to `p99.9`."""
-    budget: Annotated[
-        float, BeforeValidator(_hedge_budget), WithJsonSchema(POSITIVE_SHARE), WrittenAs(format_share)
-    ] = 0.05
+    budget: Annotated[float, BeforeValidator(_hedge_budget), WithJsonSchema(POSITIVE_SHARE), FileForm(format_share)] = (
+        0.05
+    )
     """The share of the calls that may be hedged, at most 20%."""
 
 

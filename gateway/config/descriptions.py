@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from gateway.config.schema_types import WrittenAs
+from gateway.config.schema_types import FileForm
 from gateway.config.validation import Section
 
 
@@ -32,7 +32,7 @@ def describe(section: type[Section]) -> Mapping[str, str]:
     return {key: found[key] for key in section.model_fields if key in found}
 
 
-def written_default(field: FieldInfo) -> object:
+def file_default(field: FieldInfo) -> object:
     """Return the default of a field as a file writes it: `30s`, `10MiB`, `on`, a number or a list.
 
     None: the key is required, is a section, or has no value unless it is set.
@@ -41,7 +41,7 @@ def written_default(field: FieldInfo) -> object:
         return None
     default = field.default
     for form in field.metadata:
-        if isinstance(form, WrittenAs):
+        if isinstance(form, FileForm):
             return form.text(default)
     if isinstance(default, tuple | Mapping):
         return list(default) or None

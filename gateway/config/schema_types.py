@@ -30,13 +30,13 @@ class Shorthand:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenAs:
+class FileForm:
     """Field metadata: turns a value back into the form that a file has. Defaults are shown in this form."""
 
     text: Callable[[Any], object]
 
 
-ON_OR_OFF = WrittenAs(lambda value: "on" if value else "off")
+ON_OR_OFF = FileForm(lambda value: "on" if value else "off")
 
 
 def or_schemas(*others: Schema) -> Shorthand:

@@ -67,18 +67,18 @@ def parse_store_url(value: object) -> StoreTarget:
         raise ValueError(f"{EXPECTED}, got something else")
     try:
         return _parse_target(urlsplit(value))
-    except _Unsaid:
+    except _FormMismatch:
         raise ValueError(f"{EXPECTED}, got something else") from None
 
 
-class _Unsaid(ValueError):
+class _FormMismatch(ValueError):
     """The text is not a URL of this form."""
 
 
 def _parse_target(url: SplitResult) -> StoreTarget:
     kind = SCHEMES.get(url.scheme)
     if kind is None:
-        raise _Unsaid
+        raise _FormMismatch
     credentials, _, hosts = url.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     default = SENTINEL_PORT if kind is StoreKind.SENTINEL else SERVER_PORT
@@ -112,9 +112,9 @@ def _parse_address(address_text: str, default: int) -> tuple[str, int]:
         parts = urlsplit(f"//{address_text}")
         host, port = parts.hostname, parts.port
     except ValueError:  # a port out of range, an unclosed bracket
-        raise _Unsaid from None
+        raise _FormMismatch from None
     if not host or port == 0:
-        raise _Unsaid
+        raise _FormMismatch
     return host, port or default
 
 

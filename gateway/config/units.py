@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator, ByteSize, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import format_value
-from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, ScalarForm, WrittenAs, any_of
+from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, FileForm, ScalarForm, any_of
 
 _DURATION = ScalarForm(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", "a duration such as 250ms, 30s, 5m, 24h or 7d")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -170,12 +170,12 @@ Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     WithJsonSchema(any_of(_DURATION.schema, {"const": 0})),
-    WrittenAs(format_duration),
+    FileForm(format_duration),
 ]
 """Seconds, at least 0."""
 
 PositiveDuration = Annotated[
-    float, BeforeValidator(parse_positive_duration), WithJsonSchema(_POSITIVE_DURATION), WrittenAs(format_duration)
+    float, BeforeValidator(parse_positive_duration), WithJsonSchema(_POSITIVE_DURATION), FileForm(format_duration)
 ]
 """Seconds, more than 0."""
 
@@ -183,15 +183,15 @@ DurationOrOff = Annotated[
     float | None,
     BeforeValidator(parse_duration_or_off),
     WithJsonSchema(any_of(_POSITIVE_DURATION, OFF, {"type": "null"})),
-    WrittenAs(format_duration),
+    FileForm(format_duration),
 ]
 """Seconds, more than 0; None: off."""
 
-Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema(SHARE), WrittenAs(format_share)]
+Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema(SHARE), FileForm(format_share)]
 """A share in [0, 1]."""
 
 PositiveShare = Annotated[
-    float, BeforeValidator(parse_positive_share), WithJsonSchema(POSITIVE_SHARE), WrittenAs(format_share)
+    float, BeforeValidator(parse_positive_share), WithJsonSchema(POSITIVE_SHARE), FileForm(format_share)
 ]
 """A share in (0, 1]."""
 
@@ -199,14 +199,14 @@ Size = Annotated[
     int,
     BeforeValidator(parse_size),
     WithJsonSchema(any_of(_SIZE.schema, {"type": "integer", "minimum": 1})),
-    WrittenAs(format_size),
+    FileForm(format_size),
 ]
 """Bytes, at least 1."""
 
 Rate = Annotated[float, BeforeValidator(parse_rate), WithJsonSchema(_RATE.schema)]
 """A rate per second, more than 0."""
 
-Listen = Annotated[Address, PlainValidator(parse_address), WithJsonSchema(_ADDRESS.schema), WrittenAs(str)]
+Listen = Annotated[Address, PlainValidator(parse_address), WithJsonSchema(_ADDRESS.schema), FileForm(str)]
 """An address to listen on."""
 
 Switch = Annotated[bool, BeforeValidator(parse_switch), WithJsonSchema(SWITCH), ON_OR_OFF]

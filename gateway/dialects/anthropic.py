@@ -14,7 +14,7 @@ import orjson
 
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
-from gateway.dialects.conversation import Conversational, divided, transcript
+from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
 from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest
@@ -52,8 +52,8 @@ class Anthropic(Conversational):
             body=given,
             model=given["model"],
             stream=given.get("stream") is True,
-            found=partial(_decisive, given, marked=b'"cache_control"' in body),
-            said=_prompt,
+            decisive_source=partial(_decisive, given, marked=b'"cache_control"' in body),
+            prompt_source=_prompt,
             max_tokens=given.get("max_tokens") or None,
             user=(given.get("metadata") or {}).get("user_id"),
         )
@@ -67,10 +67,10 @@ class Anthropic(Conversational):
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         return answers.split(whole)
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
-        return answers.renewed(data, answers.PREFIX + answer_id)
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        return answers.renew(data, answers.PREFIX + answer_id)
 
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(whole)
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
@@ -181,8 +181,8 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
 
 
 def split_text(content: str | list[Any]) -> tuple[str, Any]:
-    """Split content as `conversation.divided` does."""
-    return (content, []) if isinstance(content, str) else divided(content, _is_text, TEXT_KEYS)
+    """Split content as `conversation.split_content` does."""
+    return (content, []) if isinstance(content, str) else split_content(content, _is_text, TEXT_KEYS)
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:

@@ -246,7 +246,7 @@ def _check_error(body: Mapping[str, Any]) -> None:
         raise MalformedResponse(f"the response is an error: {error_sentence(body)}")
 
 
-def renewed(data: bytes, answer_id: str) -> bytes:
+def renew(data: bytes, answer_id: str) -> bytes:
     """Return a body, or the event data that carries the message, with another id; anything else unchanged."""
     try:
         body = orjson.loads(data)

@@ -49,12 +49,12 @@ class Conversational(ABC):
     def shown(self, call: Call, event: Event) -> bool:
         return True
 
-    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         return events
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
         try:
-            return self._said(call, self.whole(call, payload) if streamed else payload[0])
+            return self._answer_text(call, self.whole(call, payload) if streamed else payload[0])
         except MalformedResponse:
             return None
 
@@ -62,11 +62,11 @@ class Conversational(ABC):
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes: ...
 
     @abstractmethod
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         """Return the answer text as `answer_text` does. Raise `MalformedResponse`."""
 
 
-def divided(
+def split_content(
     parts: list[Any], is_text: Callable[[Any], bool], plain: AbstractSet[str] | None = None
 ) -> tuple[str, list[Any]]:
     """Return the text of a turn, and its other parts (images, files, tool results), which must be equal for a match.

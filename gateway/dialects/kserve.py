@@ -161,8 +161,8 @@ class KServe(Unstreamed):
             body={"inference": inference},
             model=model,
             stream=stream,
-            found=Decisive(canonical, context, text, Bypass.NO_TEXT if text is None else None),
-            said=text or " ".join(_texts(inference)),
+            decisive_source=Decisive(canonical, context, text, Bypass.NO_TEXT if text is None else None),
+            prompt_source=text or " ".join(_texts(inference)),
             max_tokens=_max_tokens(inference),
             user=None,
             uncached=uncached,
@@ -185,13 +185,13 @@ class KServe(Unstreamed):
             body=value,
             model=model,
             stream=operation == "generate_stream",
-            found=Decisive(
+            decisive_source=Decisive(
                 dump_json([model, version, said], canonical=True),
                 dump_json([model, version, {**said, TEXT_INPUT: None}], canonical=True),
                 asked,
                 None if asked else Bypass.NO_TEXT,
             ),
-            said=asked or "",
+            prompt_source=asked or "",
             max_tokens=limit if type(limit) is int and limit > 0 else None,
             user=None,
         )
@@ -263,11 +263,11 @@ class KServe(Unstreamed):
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         if call.operation == "infer":
             return super().text_answer(call, answer_id=answer_id, created=created, model=model)
-        return _Generated(model)
+        return _GenerateAnswer(model)
 
 
 @dataclass(frozen=True, slots=True)
-class _Generated:
+class _GenerateAnswer:
     """Builds text in the form of `generate` responses."""
 
     model: str

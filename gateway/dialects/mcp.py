@@ -67,42 +67,42 @@ class MCP(Unstreamed):
         try:
             message = read_object(body)[0]
         except BadRequest:
-            return self._relayed(body, {}, "message")
+            return self._relay_call(body, {}, "message")
         method, params = message.get("method"), message.get("params", {})
         operation = method if method in (*RESULTS, CALL_TOOL) else "message"
         if operation == "message" or not _is_repeatable(message, params, headers):
-            return self._relayed(body, message, operation)
+            return self._relay_call(body, message, operation)
         return Call(
             dialect=self,
             operation=operation,
             body=message,
             model="",
             stream=False,
-            found=partial(_decisive, path, message, headers),
-            said="",
+            decisive_source=partial(_decisive, path, message, headers),
+            prompt_source="",
             max_tokens=None,
             user=None,
             uncached=Bypass.TOOL if operation == CALL_TOOL else Bypass.POLICY,  # until a policy says otherwise
             own=partial(with_id, message["id"]),
         )
 
-    def _relayed(self, body: bytes, message: Mapping[str, Any], operation: str) -> Call:
+    def _relay_call(self, body: bytes, message: Mapping[str, Any], operation: str) -> Call:
         return Call(
             dialect=self,
             operation=operation,
             body=message,
             model="",
             stream=False,
-            found=Decisive(b"", b"", None, Bypass.NO_TEXT),
-            said="",
+            decisive_source=Decisive(b"", b"", None, Bypass.NO_TEXT),
+            prompt_source="",
             max_tokens=None,
             user=None,
             uncached=Bypass.MESSAGE,
-            written=body,
+            body_bytes=body,
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        return Outgoing(path, dump_json(call.body) if call.written is None else call.written)
+        return Outgoing(path, dump_json(call.body) if call.body_bytes is None else call.body_bytes)
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         try:

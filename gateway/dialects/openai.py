@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.conversation import Conversational, divided, transcript
+from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, read_object
 from gateway.dialects.openai_answers import reading
 from gateway.errors import MalformedResponse
@@ -24,20 +24,20 @@ from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspectio
 Parse = Callable[[dict[str, Any]], Call]
 
 
-class Inputs:
-    """`Inputs` implements `InputSplit`. `parse` makes a call from a body that was checked already."""
+class EmbeddingInputs:
+    """`EmbeddingInputs` implements `InputSplit`. `parse` makes a call from a body that was checked already."""
 
     def __init__(self, parse: Parse) -> None:
         self._parse = parse
 
-    def apart(self, call: Call) -> tuple[Call, ...]:
+    def split(self, call: Call) -> tuple[Call, ...]:
         """Return one call for each input, as if it had been sent alone, so that both forms share stored entries."""
         return tuple(self._parse({**call.body, "input": one}) for one in call.body["input"])
 
-    def gathered(self, calls: Sequence[Call]) -> Call:
+    def merge(self, calls: Sequence[Call]) -> Call:
         return self._parse({**calls[0].body, "input": [call.body["input"] for call in calls]})
 
-    def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
+    def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
         with reading():
             body = orjson.loads(whole)
             found = {item["index"]: item for item in body["data"]}
@@ -51,7 +51,7 @@ class Inputs:
                 for i in range(len(calls))
             ]
 
-    def joined(self, wholes: Sequence[bytes]) -> bytes:
+    def join_answers(self, wholes: Sequence[bytes]) -> bytes:
         if len(wholes) == 1:
             return wholes[0]
         with reading():
@@ -111,8 +111,8 @@ class OpenAI(Conversational):
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         completed = call.stream and kept and call.operation != "embeddings"
-        if model is None and not completed and call.written is not None:
-            return Outgoing(path, call.written)
+        if model is None and not completed and call.body_bytes is not None:
+            return Outgoing(path, call.body_bytes)
         body: dict[str, Any] = dict(call.body)
         if model is not None:
             body["model"] = model
@@ -132,11 +132,11 @@ class OpenAI(Conversational):
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         return answers.split(call.operation, whole)
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Renew the id, but not of a completion that is stored upstream, where clients fetch it by its id."""
         if call.stored:
             return data
-        return answers.renewed(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
+        return answers.renew(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
 
     def event(self, call: Call, data: bytes) -> Event:
         return Event(data)
@@ -148,7 +148,7 @@ class OpenAI(Conversational):
         options = call.body.get("stream_options")
         return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)
 
-    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         for event in events:
             if event.data.find(b'"usage"') >= 0:  # rare in model output
                 return tuple([event for event in events if self.shown(call, event)])
@@ -157,7 +157,7 @@ class OpenAI(Conversational):
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)
 
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(call.operation, whole)
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
@@ -191,14 +191,14 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         body=body,
         model=body["model"],
         stream=body.get("stream") is True,
-        found=partial(_decisive, operation, body, stored=stored),
-        said=PROMPTS[operation],
+        decisive_source=partial(_decisive, operation, body, stored=stored),
+        prompt_source=PROMPTS[operation],
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         user=user_of(body) if "safety_identifier" in body else body.get("user"),
         questions=_inputs(body) if embeddings else (),
         stored=stored,
-        batch=Inputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
-        written=written,
+        batch=EmbeddingInputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
+        body_bytes=written,
     )
 
 
@@ -301,10 +301,10 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
 
 
 def _split_text(content: Any) -> tuple[str, Any]:
-    """Split content as `conversation.divided` does."""
+    """Split content as `conversation.split_content` does."""
     if not isinstance(content, list):
         return content or "", None
-    return divided(content, lambda part: part.get("type") == "text")
+    return split_content(content, lambda part: part.get("type") == "text")
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> str:

@@ -352,7 +352,7 @@ def split(operation: str, whole: bytes) -> tuple[Event, ...]:
         return (*(Event(orjson.dumps(chunk)) for chunk in chunks_of(operation, body)), Event(DONE))
 
 
-def renewed(data: bytes, answer_id: str, created: int) -> bytes:
+def renew(data: bytes, answer_id: str, created: int) -> bytes:
     """Return a body, or one event's data, with another id and time; unchanged if it has neither."""
     try:
         body = orjson.loads(data)
@@ -411,7 +411,7 @@ def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, 
     """Return the logprobs of some tokens, the first of which begins `offset` characters into the text."""
     if chat:
         content = [
-            {**_token_logprob(token), "top_logprobs": [_token_logprob(other) for other in token.beside]}
+            {**_token_logprob(token), "top_logprobs": [_token_logprob(other) for other in token.alternatives]}
             for token in tokens
         ]
         return {"content": content, "refusal": None}
@@ -419,7 +419,7 @@ def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, 
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{other.text: other.logprob for other in token.beside} for token in tokens],
+        "top_logprobs": [{other.text: other.logprob for other in token.alternatives} for token in tokens],
         "text_offset": [offset + before for before in accumulate(lengths[:-1])],
     }
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_responses_answers as answers
-from gateway.dialects.conversation import Conversational, divided, transcript
+from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
 from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
@@ -48,8 +48,8 @@ class OpenAIResponses(Conversational):
             body=given,
             model=given.get("model") or "",
             stream=given.get("stream") is True,
-            found=partial(_decisive, given, bypass),
-            said=_prompt,
+            decisive_source=partial(_decisive, given, bypass),
+            prompt_source=_prompt,
             max_tokens=given.get("max_output_tokens"),
             user=user_of(given),
             uncached=bypass,
@@ -72,11 +72,11 @@ class OpenAIResponses(Conversational):
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         return events_of(whole)
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Renew the id, but not of a response that is stored upstream, where later requests name it."""
-        return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.stored)
+        return answers.renew(data, answers.PREFIX + answer_id, created, kept=call.stored)
 
-    def _said(self, call: Call, whole: bytes) -> str | None:
+    def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(whole)
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
@@ -205,10 +205,10 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
 
 
 def split_text(content: Any) -> tuple[str, Any]:
-    """Split content as `conversation.divided` does."""
+    """Split content as `conversation.split_content` does."""
     if not isinstance(content, list):
         return content or "", None
-    return divided(content, _is_text, TEXT_KEYS)
+    return split_content(content, _is_text, TEXT_KEYS)
 
 
 def _prompt(body: Mapping[str, Any]) -> str:

@@ -317,10 +317,10 @@ def _response(payload: Sequence[bytes]) -> dict[str, Any]:
     response = end["response"]
     if not isinstance(response, dict):
         raise TypeError("an end without a response")
-    return response if response.get("output") else {**response, "output": _done(payload)}
+    return response if response.get("output") else {**response, "output": _done_items(payload)}
 
 
-def _done(payload: Iterable[bytes]) -> list[Any]:
+def _done_items(payload: Iterable[bytes]) -> list[Any]:
     done: dict[int, Any] = {}
     for data in payload:
         if b"response.output_item.done" in data:
@@ -357,7 +357,7 @@ def text(whole: bytes) -> str | None:
         return "".join(part["text"] for part in parts) or None
 
 
-def renewed(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
+def renew(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
     """Return a body, or the data of an event with one, with another id and time, unless it is stored upstream.
 
     `kept`: whether a response that does not say so is stored.

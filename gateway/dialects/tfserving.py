@@ -46,8 +46,8 @@ class TFServing(Unstreamed):
             body=value,
             model=model,
             stream=False,
-            found=Decisive(canonical, canonical, None, Bypass.NO_TEXT),
-            said=" ".join(_texts(value[given[0]])),
+            decisive_source=Decisive(canonical, canonical, None, Bypass.NO_TEXT),
+            prompt_source=" ".join(_texts(value[given[0]])),
             max_tokens=None,
             user=None,
         )

@@ -61,8 +61,8 @@ class TorchServe(Unstreamed):
             body={"content": content},
             model=model,
             stream=False,
-            found=Decisive(canonical, canonical, None, Bypass.NO_TEXT),
-            said=_text(body) if kind in ("text/plain", "application/json", "") else "",
+            decisive_source=Decisive(canonical, canonical, None, Bypass.NO_TEXT),
+            prompt_source=_text(body) if kind in ("text/plain", "application/json", "") else "",
             max_tokens=None,
             user=None,
         )

@@ -46,7 +46,7 @@ class Unstreamed:
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         raise MalformedResponse(f"a stream was requested, which {self.name} does not support")
 
-    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+    def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return data
 
     def event(self, call: Call, data: bytes) -> Event:
@@ -55,7 +55,7 @@ class Unstreamed:
     def shown(self, call: Call, event: Event) -> bool:
         return True
 
-    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         return events
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:

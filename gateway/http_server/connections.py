@@ -81,11 +81,11 @@ class ServerConnection(RequestHandler):
         assert self.transport is not None
         if self._pace is None:
             self._pace = ReadingPace(self.slow_readers, self.transport)
-        self._output_size = self._written
+        self._output_size = self._bytes_written
         self._pace.begin(counts_writes=not self._upgraded)
 
     @property
-    def _written(self) -> int:
+    def _bytes_written(self) -> int:
         """The bytes of the current answer that were written."""
         request: Any = self._current_request
         return 0 if request is None else int(request.writer.output_size)
@@ -107,8 +107,8 @@ class ServerConnection(RequestHandler):
         if self._upgraded or self._pace is None:  # frames of a WebSocket are not read ahead
             await super()._drain_helper()
         elif self._paused:
-            written, self._output_size = self._written - self._output_size, self._written
-            self._pace.wrote(written)
+            written, self._output_size = self._bytes_written - self._output_size, self._bytes_written
+            self._pace.record_write(written)
             await self._pace.wait_for_room()
 
     def data_received(self, data: bytes) -> None:

@@ -58,7 +58,7 @@ class RequestHead(NamedTuple):
     trace_headers: tuple[tuple[str, str], ...] = ()  # its tracing headers, in order
 
 
-class _Stem(NamedTuple):
+class _FixedHead(NamedTuple):
     """A head without the headers that vary."""
 
     method: str
@@ -77,7 +77,9 @@ class RequestHeads:
     def __init__(self, max_field: int) -> None:
         self._max_field = max_field
         self._heads: BoundedCache[bytes, RequestHead] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
-        self._stems: BoundedCache[bytes, _Stem] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
+        self._fixed_heads: BoundedCache[bytes, _FixedHead] = BoundedCache(
+            MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size
+        )
 
     def read(self, head: bytes) -> RequestHead | None:
         """Parse a head; None: the request is not plain. `head` includes the empty line at its end."""
@@ -86,12 +88,12 @@ class RequestHeads:
     def _read(self, head: bytes) -> RequestHead | None:
         pieces = _VARYING_FIELDS.split(head)  # text, name, value, text, ...
         stem_bytes = b"".join(pieces[::3])
-        stem = self._stems.get(stem_bytes)
+        stem = self._fixed_heads.get(stem_bytes)
         if stem is None:
-            stem = _stem_of(stem_bytes, self._max_field)
+            stem = _fixed_head_of(stem_bytes, self._max_field)
             if stem is None:
                 return None
-            self._stems.put(stem_bytes, stem)
+            self._fixed_heads.put(stem_bytes, stem)
         headers, length, unique, trace_headers = stem.headers.copy(), 0, False, []
         for raw_name, raw_value in zip(pieces[1::3], pieces[2::3], strict=True):
             name, value = raw_name.decode(), raw_value.strip(b"\t ")
@@ -129,7 +131,7 @@ def head_digest(method: str, target: str, headers: Iterable[tuple[str, str]]) ->
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).digest()
 
 
-def _stem_of(head: bytes, max_field: int) -> _Stem | None:
+def _fixed_head_of(head: bytes, max_field: int) -> _FixedHead | None:
     start = _REQUEST_LINE.match(head)
     if start is None or _FIELDS.fullmatch(head, start.end(), len(head) - 2) is None:
         return None
@@ -148,8 +150,8 @@ def _stem_of(head: bytes, max_field: int) -> _Stem | None:
         return None
     path, _, query = target.partition("?")
     closes = headers.get("connection", "").lower() == "close"
-    return _Stem(method, path, query, headers, closes, digest, len(head), HeadMemo())
+    return _FixedHead(method, path, query, headers, closes, digest, len(head), HeadMemo())
 
 
-def _size(known: RequestHead | _Stem) -> int:
+def _size(known: RequestHead | _FixedHead) -> int:
     return known.size

@@ -56,7 +56,7 @@ class OutputBuffer:
             self._transport.write(data)
         else:
             self._transport.write(data)
-            self._pace.wrote(len(data))
+            self._pace.record_write(len(data))
 
     @property
     def has_room(self) -> bool:

@@ -89,7 +89,7 @@ class ReadingPace:
         self.counts_writes = True
 
     def begin(self, *, counts_writes: bool = True) -> None:
-        """Begin to measure: the client does not keep up. `counts_writes`: `wrote` is called for all that is written."""
+        """Begin to measure: the client does not keep up. `counts_writes`: `record_write` gets all that is written."""
         self.counts_writes = counts_writes
         now = self._loop.time()
         self.credit_s, self._at = min(self._readers.timeout_s, self.credit_s + now - self._at), now
@@ -97,7 +97,7 @@ class ReadingPace:
         self._readers.add(self)
         self._readers.make_room()
 
-    def wrote(self, size: int) -> None:
+    def record_write(self, size: int) -> None:
         """Count `size` more bytes that were written."""
         self.measure(size)
         self._readers.make_room()

@@ -34,7 +34,10 @@ async def relay(
 
 
 async def _session(client: web.WebSocketResponse, upstream: Duplex, stopping: asyncio.Event) -> None:
-    tasks = [asyncio.create_task(side) for side in (_up(client, upstream), _down(client, upstream), _stop(stopping))]
+    tasks = [
+        asyncio.create_task(side)
+        for side in (_pump_to_upstream(client, upstream), _pump_to_client(client, upstream), _stop(stopping))
+    ]
     closing = Closing(WSCloseCode.GOING_AWAY)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +51,7 @@ async def _session(client: web.WebSocketResponse, upstream: Duplex, stopping: as
         await upstream.close(closing)
 
 
-async def _up(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
+async def _pump_to_upstream(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
     while True:
         message = await client.receive()
         if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
@@ -57,7 +60,7 @@ async def _up(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
             return Closing(_sendable(client.close_code), str(message.extra or ""))
 
 
-async def _down(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
+async def _pump_to_client(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
     while True:
         frame: Frame | Closing = await upstream.receive()
         if isinstance(frame, Closing):

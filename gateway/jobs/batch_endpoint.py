@@ -83,7 +83,7 @@ class BatchEndpoint:
         content, filename, purpose = await asyncio.to_thread(_parse_form, body, kind)
         if purpose != "batch":
             raise BadRequest("'purpose' is invalid: expected batch", param="purpose")
-        count, size = await self._store.held()
+        count, size = await self._store.file_totals()
         if count >= MAX_FILES or size + len(content) > self._config.max_bytes:
             raise Overloaded(
                 f"the file store is full: expected at most {MAX_FILES} files and jobs.max_bytes bytes", retry_after_s=60
@@ -187,9 +187,9 @@ class BatchEndpoint:
         return batch
 
     async def _batch_json(self, batch: JobBatch) -> dict[str, Any]:
-        if batch.open and await self._store.cancelled(batch.id):
+        if batch.open and await self._store.is_cancelled(batch.id):
             batch = batch.with_status("cancelling", self._clock.wall())
-        return batch_json(batch, *await self._store.counted(batch.id))
+        return batch_json(batch, *await self._store.request_counts(batch.id))
 
 
 def _parse_form(body: bytes, content_type: str) -> tuple[bytes, str, str]:

@@ -47,12 +47,12 @@ MAX_OUTPUT = 64 * 2**20  # bytes of a batch's responses; further requests fail
 CANCELLED, EXPIRED = "batch_cancelled", "batch_expired"
 
 
-class _Lost(Exception):
+class _LeaseLost(Exception):
     """The lease may belong to another gateway by now, so nothing more may be written."""
 
 
 @dataclass(slots=True)
-class _Driven:
+class _DrivenBatch:
     """A batch that this gateway drives. `leased` is the monotonic time of the lease's last renewal."""
 
     batch: JobBatch
@@ -94,7 +94,7 @@ class BatchDriver:
         self._max_lines = max_lines
         self._keep_s = keep_s
         self._result_s = result_s
-        self._driven: dict[str, _Driven] = {}
+        self._driven: dict[str, _DrivenBatch] = {}
         self._wake = asyncio.Event()
         self._ended: set[str] = set()  # since the last round
         self._last_full_check = -inf  # monotonic time of the last check of all jobs
@@ -103,7 +103,7 @@ class BatchDriver:
         """Start a round now: a batch was created or cancelled."""
         self._wake.set()
 
-    def over(self, job: str) -> None:
+    def on_job_end(self, job: str) -> None:
         """Record that a job ended in this gateway. Jobs of other gateways are found by polling."""
         self._ended.add(job)
         self._wake.set()
@@ -134,7 +134,7 @@ class BatchDriver:
             if not await self._store.lease(name, self._name, LEASE_S):
                 return False
             await self._step(name, now, ended)
-        except (StoreUnavailable, _Lost):
+        except (StoreUnavailable, _LeaseLost):
             return False
         except Exception:
             LOG.exception("a step of a batch failed", extra={"fields": {"batch": name}})
@@ -156,27 +156,27 @@ class BatchDriver:
         if len(driven.done) == len(driven.lines):
             await self._finish(driven, {"": "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[stop])
 
-    async def _renew_lease(self, driven: _Driven) -> None:
-        """Renew the lease during long steps: cancelling 10,000 lines takes as many writes. Raise `_Lost`."""
+    async def _renew_lease(self, driven: _DrivenBatch) -> None:
+        """Renew the lease during long steps: cancelling 10,000 lines takes as many writes. Raise `_LeaseLost`."""
         driven.leased = await self._renewed_at(driven.batch.id, driven.leased)
 
     async def _renewed_at(self, batch: str, leased: float) -> float:
-        """Return the time of the last renewal. Raise `_Lost`."""
+        """Return the time of the last renewal. Raise `_LeaseLost`."""
         now = self._clock.monotonic()
         if now - leased < RENEW_S:
             return leased
         if now - leased >= LEASE_S or not await self._store.lease(batch, self._name, LEASE_S):
-            raise _Lost
+            raise _LeaseLost
         return now
 
-    async def _load(self, name: str, leased: float) -> _Driven | None:
+    async def _load(self, name: str, leased: float) -> _DrivenBatch | None:
         """Read the batch; None: it has ended."""
         batch = await self._store.batch(name)
         if batch is None:
             return None
         content = await self._store.content(batch.input_file)
         reader = BatchReader(content or b"", batch.endpoint, self._max_lines)
-        while content is not None and not reader.over:
+        while content is not None and not reader.at_end:
             reader.step()
             await asyncio.sleep(0)
             leased = await self._renewed_at(name, leased)
@@ -191,34 +191,36 @@ class BatchDriver:
             await self._store.save(batch)
         progress = await self._store.progress(name)
         jobs = {line: job for line, job in progress.jobs.items() if line not in progress.done}
-        return _Driven(batch, leased, lines, jobs, set(progress.done), by_number={line.number: line for line in lines})
+        return _DrivenBatch(
+            batch, leased, lines, jobs, set(progress.done), by_number={line.number: line for line in lines}
+        )
 
-    async def _collect(self, driven: _Driven, ended: set[str] | None) -> None:
+    async def _collect(self, driven: _DrivenBatch, ended: set[str] | None) -> None:
         for number, job in list(driven.jobs.items()):
             if ended is not None and job not in ended:
                 continue
             await self._renew_lease(driven)
             job_state = await self._jobs.job_state(job)
-            if job_state is None or job_state.status.over:
+            if job_state is None or job_state.status.is_final:
                 await self._write(driven, driven.by_number[number], job_state, "" if job_state else "result_lost")
 
-    async def _write(self, driven: _Driven, line: BatchLine, job_state: JobState | None, reason: str) -> None:
+    async def _write(self, driven: _DrivenBatch, line: BatchLine, job_state: JobState | None, reason: str) -> None:
         await self._renew_lease(driven)
         if driven.size > MAX_OUTPUT:
             job_state, reason = None, "output_too_large"
         output, completed = output_of(driven.batch.id, line, job_state, reason)
         driven.size += len(output)
-        await self._store.ended(driven.batch.id, line.number, output, completed=completed)
+        await self._store.record_output(driven.batch.id, line.number, output, completed=completed)
         driven.jobs.pop(line.number, None)
         driven.done.add(line.number)
 
     async def _stop_reason(self, batch: JobBatch) -> str:
         """Return why the rest of the batch is not run; empty: it is run."""
-        if await self._store.cancelled(batch.id):
+        if await self._store.is_cancelled(batch.id):
             return CANCELLED
         return EXPIRED if self._clock.wall() >= batch.expires else ""
 
-    async def _cancel_remaining(self, driven: _Driven, reason: str) -> None:
+    async def _cancel_remaining(self, driven: _DrivenBatch, reason: str) -> None:
         for number, job in list(driven.jobs.items()):
             job_state = await self._jobs.cancel(job, driven.batch.tenant, self._result_s)
             await self._write(driven, driven.by_number[number], job_state, reason)
@@ -226,7 +228,7 @@ class BatchDriver:
             if line.number not in driven.done:
                 await self._write(driven, line, None, reason)
 
-    async def _submit(self, driven: _Driven) -> None:
+    async def _submit(self, driven: _DrivenBatch) -> None:
         began = False
         while driven.next < len(driven.lines) and len(driven.jobs) < WINDOW:
             line = driven.lines[driven.next]
@@ -239,7 +241,7 @@ class BatchDriver:
         if began:
             self._on_accepted()
 
-    async def _job(self, driven: _Driven, line: BatchLine) -> str | None:
+    async def _job(self, driven: _DrivenBatch, line: BatchLine) -> str | None:
         """Submit a line. Return the job's id; empty: it cannot have a job; None: there is no room now."""
         await self._renew_lease(driven)
         batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
@@ -257,7 +259,7 @@ class BatchDriver:
         admittance, identity = await self._jobs.accept(job, self._bounds, key_of(batch.id, line.number), "")
         if admittance not in (Admittance.ACCEPTED, Admittance.KNOWN):
             return None
-        await self._store.began(batch.id, line.number, identity)
+        await self._store.record_start(batch.id, line.number, identity)
         driven.jobs[line.number] = identity
         return identity
 
@@ -268,7 +270,7 @@ class BatchDriver:
             raise Unsealable("the batch's credentials are encrypted, and this gateway has no key (jobs.key_env)")
         return self._sealer.seal(self._sealer.open(batch.sealed, batch.id), job)
 
-    async def _finish(self, driven: _Driven, status: str) -> None:
+    async def _finish(self, driven: _DrivenBatch, status: str) -> None:
         batch, now = driven.batch, self._clock.wall()
         names = {}
         for kind, completed in (("output", True), ("error", False)):

@@ -24,7 +24,7 @@ class BatchReader:
     """`BatchReader` parses the requests of a file in steps, because 50,000 lines at once block the event loop for 0.5
     s.
 
-    Once it is `over`, it has either `lines`, in order, or `faults`.
+    Once it is `at_end`, it has either `lines`, in order, or `faults`.
     """
 
     def __init__(self, content: bytes, endpoint: str, max_lines: int) -> None:
@@ -34,7 +34,7 @@ class BatchReader:
         self._at = 0
         self._number = 0  # lines read
         self._seen: set[str] = set()
-        self.over = False
+        self.at_end = False
         self.lines: list[BatchLine] = []
         self.faults: list[BatchError] = []
 
@@ -42,14 +42,14 @@ class BatchReader:
         """Parse the next lines."""
         until = self._at + STEP_BYTES
         for _ in range(STEP_LINES):
-            if self.over or self._at >= until:
+            if self.at_end or self._at >= until:
                 return
             self._read(self._next())
 
     def _next(self) -> bytes:
         self._number += 1
         end = self._content.find(b"\n", self._at)
-        self.over = end < 0
+        self.at_end = end < 0
         raw = self._content[self._at : None if end < 0 else end]
         self._at = end + 1
         return raw
@@ -57,15 +57,15 @@ class BatchReader:
     def _read(self, raw: bytes) -> None:
         if raw.strip():
             self._add(raw)
-        if self.over and not self.lines and not self.faults:
+        if self.at_end and not self.lines and not self.faults:
             self.faults.append(BatchError(0, "the file has no requests", "empty_file"))
-        if self.over and self.faults:
+        if self.at_end and self.faults:
             self.lines.clear()
 
     def _add(self, raw: bytes) -> None:
         if len(self.lines) >= self._max_lines:
             said = f"the file has too many requests: expected at most {self._max_lines} (jobs.max_batch)"
-            self.over, self.faults = True, [BatchError(0, said, "too_many_requests")]
+            self.at_end, self.faults = True, [BatchError(0, said, "too_many_requests")]
             return
         parsed = _line(raw, self._number, self._endpoint, self._seen)
         if isinstance(parsed, BatchLine):

@@ -66,7 +66,7 @@ class CredentialPolicy:
 
 
 class JobEndpoint:
-    """`JobEndpoint` accepts jobs, and reports and cancels them. `over` is called with the id of a cancelled job."""
+    """`JobEndpoint` accepts, reports and cancels jobs. `on_job_end` is called with the id of a cancelled job."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class JobEndpoint:
         store: JobStore,
         workers: JobWorkers,
         notifications: JobNotifications,
-        over: Callable[[str], None],
+        on_job_end: Callable[[str], None],
         credentials: CredentialPolicy,
         telemetry: Telemetry,
         subjects_of: SubjectsOf | None = None,
@@ -84,7 +84,7 @@ class JobEndpoint:
         self._store = store
         self._workers = workers
         self._notifications = notifications
-        self._on_job_ended = over
+        self._on_job_end = on_job_end
         self._credentials = credentials
         self._telemetry = telemetry
         self._bounds = bounds_of(config)
@@ -174,7 +174,7 @@ class JobEndpoint:
             if cancelled.status is JobStatus.CANCELLED:
                 self._telemetry.jobs.add("cancelled")
                 self._workers.give_up(job)
-                self._on_job_ended(job)
+                self._on_job_end(job)
             return _json(200, job_json(cancelled))
         raise BadRequest(
             f"the method {request.method} is not supported: expected GET or DELETE for a job, GET for its events"
@@ -197,10 +197,10 @@ class JobEndpoint:
     async def _follow(self, job_state: JobState) -> AsyncGenerator[Event, None]:
         """Yield each change of status, then the result; heartbeats while nothing changes."""
         job, tenant, status = job_state.id, job_state.tenant, job_state.status
-        if not status.over:
+        if not status.is_final:
             yield _event("status", job_json(job_state, response=False))
         for _ in range(self._notifications.max_beats):
-            if status.over:
+            if status.is_final:
                 break
             try:
                 now = await self._notifications.wait_change(job, status, lambda: self._store.status(job, tenant))
@@ -210,11 +210,11 @@ class JobEndpoint:
                 return
             if now is status:
                 yield _event("heartbeat", {"id": job})
-            elif not now.over:
+            elif not now.is_final:
                 yield _event("status", {"id": job, "object": "job", "status": now.value})
             status = now
         last = await self._store.job_state(job)
-        if last is not None and last.status.over:
+        if last is not None and last.status.is_final:
             yield _event("result", job_json(last))
 
     def _too_large(self) -> PayloadTooLarge:
@@ -253,7 +253,7 @@ def _full(admittance: Admittance) -> GatewayError:
 
 
 def _retry_after(job_state: JobState) -> tuple[tuple[str, str], ...]:
-    return () if job_state.status.over else (("Retry-After", "1"),)
+    return () if job_state.status.is_final else (("Retry-After", "1"),)
 
 
 def _json(status: int, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Response:

@@ -36,7 +36,7 @@ class JobNotifications:
     def leave(self) -> None:
         self._followers -= 1
 
-    def over(self, job: str) -> None:
+    def on_job_end(self, job: str) -> None:
         """Wake the followers of a job that has ended here."""
         for event in self._waiting.get(job, ()):
             event.set()

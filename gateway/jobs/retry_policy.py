@@ -98,7 +98,8 @@ class ConcurrencyPace:
             return 0
         return max(0, self.limit - running)
 
-    def done(self) -> None:
+    def grow(self) -> None:
+        """Raise the limit after a finished job."""
         self._limit = min(float(self._max_limit), self._limit + 1 / max(1.0, self._limit))
 
     def back_off(self, began: float, now: float, delay_s: float) -> None:

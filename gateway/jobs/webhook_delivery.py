@@ -139,7 +139,7 @@ class WebhookDelivery:
         self._deliveries = Background(MAX_INFLIGHT)
         self._running: Counter[str] = Counter()  # by tenant
 
-    def over(self, job: str) -> None:
+    def on_job_end(self, job: str) -> None:
         """Look for due webhooks now: a job has ended."""
         self._wake.set()
 

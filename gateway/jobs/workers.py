@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.errors import StoreUnavailable
-from gateway.job_store import ClaimedJob, Conclusion, JobHold, JobResult, JobStatus, JobStore
+from gateway.job_store import ClaimedJob, Conclusion, JobResult, JobStatus, JobStore, LeaseState
 from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, decide
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.tasks import cancelled, start_task
+from gateway.tasks import cancel_and_wait, start_task
 
 LOG = logging.getLogger("nearhit.jobs")
 BEAT_S = 1.0  # seconds until jobs that other gateways cancel or accept are noticed here
@@ -33,8 +33,8 @@ class _RunningJob:
 class JobWorkers:
     """`JobWorkers` runs up to `limit` jobs at once; 0: none.
 
-    A worker that sends no heartbeat keeps its jobs for `visibility_s` seconds. `over` is called with the id of each job
-    that ends here.
+    A worker that sends no heartbeat keeps its jobs for `visibility_s` seconds. `on_job_end` is called with the id of
+    each job that ends here.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class JobWorkers:
         clock: Clock,
         telemetry: Telemetry,
         rng: Callable[[], float],
-        over: Callable[[str], None],
+        on_job_end: Callable[[str], None],
         *,
         limit: int,
         visibility_s: float,
@@ -58,7 +58,7 @@ class JobWorkers:
         self._clock = clock
         self._telemetry = telemetry
         self._rng = rng
-        self._on_job_ended = over
+        self._on_job_end = on_job_end
         self._limit = limit
         self._visibility_s = visibility_s
         self._pace = ConcurrencyPace(limit)
@@ -96,7 +96,7 @@ class JobWorkers:
                 if beats.done():
                     beats.result()  # raises: without heartbeats, other gateways would claim the jobs of this one
         finally:
-            await cancelled(beats)
+            await cancel_and_wait(beats)
             await self._requeue_all()
 
     async def _take(self) -> None:
@@ -161,7 +161,7 @@ class JobWorkers:
         if isinstance(decision, RetryDecision) and not decision.counted:
             self._pace.back_off(started, now, decision.delay_s)
         elif isinstance(decision, Conclusion):
-            self._pace.done()
+            self._pace.grow()
         return decision
 
     async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, started: float) -> None:
@@ -189,7 +189,7 @@ class JobWorkers:
             return
         self._telemetry.jobs.add("dead" if decision.dead else decision.status.value)
         self._telemetry.job_seconds.observe(claimed.age_s + self._clock.monotonic() - started, decision.status.value)
-        self._on_job_ended(job)
+        self._on_job_end(job)
 
     async def _heartbeat(self) -> None:
         """Send heartbeats, and do periodic maintenance."""
@@ -207,12 +207,12 @@ class JobWorkers:
                     await self.sample()
             beats += 1
 
-    def _cancel_lost(self, held: list[tuple[str, int]], holds: list[JobHold]) -> None:
+    def _cancel_lost(self, held: list[tuple[str, int]], holds: list[LeaseState]) -> None:
         for (name, token), hold in zip(held, holds, strict=True):
             running_job = self._running.get(name)
             # A job that is being concluded appears lost too, because we have just concluded it.
             if (
-                hold is JobHold.LOST
+                hold is LeaseState.LOST
                 and running_job is not None
                 and running_job.claimed.token == token
                 and not running_job.settling
@@ -229,7 +229,7 @@ class JobWorkers:
 
     async def _requeue_all(self) -> None:
         for held in list(self._running.values()):
-            await cancelled(held.task)
+            await cancel_and_wait(held.task)
             with suppress(StoreUnavailable):  # its claim expires instead
                 await self._store.requeue(
                     held.claimed.job.id,

@@ -114,7 +114,7 @@ class LogLine:
                 extras.append(_similarity)
         if request.judged is not None:
             fields.append(("judged", b"{%b}" % _joined([(name, b"%.4f") for name in JUDGED])))
-            extras.append(_judged)
+            extras.append(_judgement)
         if request.complexity is not None:
             fields.append(("complexity", b"%.4f"))
             extras.append(_complexity)
@@ -150,7 +150,7 @@ def _similarity(_: RequestContext, provenance: Provenance | None) -> Sequence[An
     return (provenance.similarity,)
 
 
-def _judged(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
+def _judgement(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
     judged: Judgement | None = request.judged
     assert judged is not None
     return judged.similarity, judged.score, judged.threshold, judged.probability

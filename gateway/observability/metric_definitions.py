@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.observability.metrics import Counter, Gauge, Histogram
 
-LEFT_OUT = ("learning", "vector", "pair", "lookup")  # as `gateway.cache.load_level.Step`
+LEFT_OUT = ("learning", "vector", "pair", "lookup")  # as `gateway.cache.load_level.OptionalWork`
 SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
 
 

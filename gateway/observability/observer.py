@@ -103,7 +103,7 @@ class Observer:
                 self._on_hit(provenance.fingerprint)
             if provenance.saved_tokens or provenance.upstream_s:
                 saved = provenance.saved_tokens, provenance.saved_dollars, provenance.upstream_s
-                self._telemetry.saved(series.route, *saved)
+                self._telemetry.record_savings(series.route, *saved)
             if request.facts is not None:
                 self._recorder.on_end(request.facts, request, provenance, status=status, seconds=seconds)
         traced, tracing = request.traced, self._tracing

@@ -7,7 +7,7 @@ from random import getrandbits
 from typing import Protocol
 
 from gateway.context import RequestContext
-from gateway.observability.spans import Finished, Root
+from gateway.observability.spans import FinishedRequest, Root
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tracing import LOW_BITS, TraceRecorder, parent_of, sampling_limit
@@ -19,7 +19,7 @@ MAX_BACKGROUND = 256  # requests with such work at once
 class SpanSink(Protocol):
     """Takes data for export, without waiting."""
 
-    def offer(self, finished: Finished) -> None: ...
+    def offer(self, finished: FinishedRequest) -> None: ...
 
 
 class Tracing:
@@ -73,7 +73,7 @@ class Tracing:
             if call.first is not None and call.error == "":
                 ttft_s = call.first - call.started
                 self._telemetry.backend_ttft_seconds.exemplify(ttft_s, traced.trace_id, wall, call.backend)
-        self._sink.offer(Finished(traced, root, marks, calls, wall - self._clock.monotonic()))
+        self._sink.offer(FinishedRequest(traced, root, marks, calls, wall - self._clock.monotonic()))
 
     def _schedule_flush(self, traced: TraceRecorder) -> None:
         if traced in self._flush_timers or len(self._flush_timers) >= MAX_BACKGROUND:

@@ -53,7 +53,7 @@ class Root(NamedTuple):
     failed: bool
 
 
-class Finished(NamedTuple):
+class FinishedRequest(NamedTuple):
     """The data of a request for export. `root` None: work that went on after the response. `offset`: from the monotonic
     clock to the wall clock, seconds."""
 
@@ -111,7 +111,7 @@ def _origin(provenance: Provenance) -> dict[str, Any]:
     }
 
 
-def spans_of(finished: Finished) -> Iterator[Span]:
+def spans_of(finished: FinishedRequest) -> Iterator[Span]:
     """Yield the span of the request, then those of its steps and calls, which are its children."""
     traced, offset, root = finished.traced, finished.offset, finished.root
 
@@ -141,7 +141,7 @@ def spans_of(finished: Finished) -> Iterator[Span]:
                 stage_attributes["nearhit.purpose"] = purpose
             yield span(name, "internal", (started, ended), stage_attributes, new_span_id(), own)
     for call in finished.calls:
-        times = (call.started, call.started if call.over is None else call.over)
+        times = (call.started, call.started if call.ended is None else call.ended)
         failed = call.error not in ("", "cancelled") or (call.status or 0) >= 400
         yield span(_name(call), "client", times, call_attributes(call), call.span_id, own, failed=failed)
 

@@ -55,7 +55,7 @@ class Telemetry(
         self._labels_of: dict[str, list[Labels]] = {}  # by route: the labels of `requests`
         self._labels_seen = 0
 
-    def saved(self, route: Labels, tokens: int, dollars: float, upstream_s: float) -> None:
+    def record_savings(self, route: Labels, tokens: int, dollars: float, upstream_s: float) -> None:
         """Add the savings of a hit. `route`: labels of a metric that has only this label."""
         if tokens:
             sums = self.tokens_saved.values

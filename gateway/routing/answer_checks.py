@@ -120,7 +120,7 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
     confidence: float | None  # in [0, 1]; None: the check cannot tell
-    beside: tuple[Usage, ...] = ()
+    other_usage: tuple[Usage, ...] = ()
     misfit: bool = False  # the answer does not fit the schema of its request
 
 
@@ -139,12 +139,12 @@ class AnswerChecks:
         self, request: RequestContext, call: Call, answer: BufferedResponse, samples: Sequence[asyncio.Task[Sample]]
     ) -> CheckedAnswer:
         others = [await task for task in samples]
-        beside = tuple(other.usage for other in others if other.usage is not None)
+        other_usage = tuple(other.usage for other in others if other.usage is not None)
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or all(other.text is None for other in others):
-            return CheckedAnswer(None, beside)
+            return CheckedAnswer(None, other_usage)
         labels = [await self._compare(call, request.owner, text, other.text) for other in others]
-        return CheckedAnswer(agreement(label is Label.RIGHT for label in labels), beside)
+        return CheckedAnswer(agreement(label is Label.RIGHT for label in labels), other_usage)
 
     async def verifier(self, request: RequestContext, call: Call, answer: BufferedResponse) -> CheckedAnswer:
         """Check an answer by the judge's grade. An obvious non-answer has confidence 0 at once.

@@ -14,7 +14,7 @@ import numpy as np
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
+from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.messages import Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
@@ -78,7 +78,7 @@ class BackendChoice:
         return self.decide(request)
 
     def decide(self, request: RequestContext) -> Decision:
-        """Choose, and set the request's complexity, wish and outlook."""
+        """Choose, and set the request's complexity, tier decision and outlook."""
         target, call = self._route.target, request.call
         if (
             self.single_backend is not None
@@ -111,7 +111,7 @@ class BackendChoice:
             )
             request.scored_prompt = prompt
             request.complexity = score = self._escalations.score(self._route.name, prompt)
-            request.wish = self._escalations.wish(self._route.name, target, score)
+            request.tier_decision = self._escalations.decide(self._route.name, target, score)
         remaining, cascade = self._remaining(request), target.cascade
         predictions: Mapping[str, Prediction | None] = {}
         if remaining.has_budget:
@@ -121,7 +121,7 @@ class BackendChoice:
         return Signals(
             call.operation,
             complexity=request.complexity or 0.0,
-            wish=request.wish,
+            tier_decision=request.tier_decision,
             remaining=remaining,
             predictions=predictions,
             waits={name: self._pools[name].wait_s(request) for name in target.backends},
@@ -209,9 +209,9 @@ class BackendChoice:
         required = self._promises.confidence(self._route).required
         return None if features is None else self._pools[name].predict(features, self._clock.monotonic(), required)
 
-    def _remaining(self, request: RequestContext) -> Remaining:
+    def _remaining(self, request: RequestContext) -> RemainingBudget:
         now = self._clock.monotonic()
-        return Remaining(
+        return RemainingBudget(
             None if request.deadline is None else request.deadline - now,
             None if request.ttft_deadline is None else request.ttft_deadline - now,
             request.tpot_s,

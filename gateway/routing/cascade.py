@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.cache.schema_check import Fit, SchemaChecks
+from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
 from gateway.dialects.logprobs import TokenLogprobs, logprobs_reader
@@ -37,7 +37,7 @@ REFUSED = frozenset({400, 403, 404, 422})  # statuses for a field that the serve
 class TriedAnswer:
     """An answer of the lightest model. `answer` None: nothing that could be served.
 
-    `usage` is that of the answer, `checked.beside` that of its check.
+    `usage` is that of the answer, `checked.other_usage` that of its check.
     """
 
     answer: BufferedResponse | None = None
@@ -115,12 +115,12 @@ class LightTrials:
         check, call = self._rule.check, trial.call
         complete = seen.admission is Admission.STORED or (check == "schema" and seen.admission is Admission.TOOLS)
         fit = await self._schemas.fit(trial.request.route, call, answer.payload, answer.streamed) if complete else None
-        if not complete or fit is Fit.INVALID:
+        if not complete or fit is Validity.INVALID:
             # includes the usage of the samples
             checked = await self._checks.consistency(trial.request, call, answer, trial.samples)
-            return replace(checked, confidence=0.0, misfit=fit is Fit.INVALID)
+            return replace(checked, confidence=0.0, misfit=fit is Validity.INVALID)
         if check == "schema":
-            return CheckedAnswer(1.0 if fit is Fit.VALID else None)
+            return CheckedAnswer(1.0 if fit is Validity.VALID else None)
         if check == "logprobs":
             odds = trial.odds
             confidence = None if odds is None else token_confidence(odds.read(call, answer.payload, answer.streamed))
@@ -169,7 +169,7 @@ class CascadeDispatch:
             self._on_check(request, confidence > self._accept_above)
         if tried.answer is not None and confidence is not None and confidence > self._accept_above:
             self._count(request, "accepted")
-            return BackendAnswer(tried.answer.to_response(), light, Choice.ACCEPTED, tried.checked.beside)
+            return BackendAnswer(tried.answer.to_response(), light, Choice.ACCEPTED, tried.checked.other_usage)
         return await self._escalate(request, decision, light, tried)
 
     async def _escalate(
@@ -189,15 +189,15 @@ class CascadeDispatch:
             await close_body(better.response.body)
             return self._use_light_answer(request, light, answer, tried)
         self._count(request, _outcome(tried))
-        spent = (*(() if tried.usage is None else (tried.usage,)), *tried.checked.beside)
+        spent = (*(() if tried.usage is None else (tried.usage,)), *tried.checked.other_usage)
         why = Choice.MISFIT if tried.checked.misfit else Choice.ESCALATED
-        return replace(better, instead=better.instead or why, beside=spent)
+        return replace(better, instead=better.instead or why, other_usage=spent)
 
     def _use_light_answer(
         self, request: RequestContext, light: str, answer: BufferedResponse, tried: TriedAnswer
     ) -> BackendAnswer:
         self._count(request, "kept")
-        return BackendAnswer(answer.to_response(), light, Choice.KEPT, tried.checked.beside)
+        return BackendAnswer(answer.to_response(), light, Choice.KEPT, tried.checked.other_usage)
 
     def _count(self, request: RequestContext, outcome: str) -> None:
         self._telemetry.cascade.add(request.route, outcome)

@@ -150,8 +150,8 @@ def load_weights(directory: Path = WEIGHTS) -> ComplexityWeights:
 
 def weights_from(about: bytes, arrays: bytes) -> ComplexityWeights:
     """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
-    unpacked = TRAINED.unpacked(about, arrays, NAMES + OPTION_NAMES)
-    said, tables = unpacked.said, unpacked.tables
+    unpacked = TRAINED.unpack(about, arrays, NAMES + OPTION_NAMES)
+    said, tables = unpacked.metadata, unpacked.tables
     dimension = int(said["dimension"])
     return ComplexityWeights(
         digest=unpacked.digest,

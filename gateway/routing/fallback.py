@@ -23,7 +23,7 @@ class BackendAnswer:
     response: Response
     backend: str
     instead: Choice | None = None  # why another backend than the chosen one answered; None: the chosen one did
-    beside: tuple[Usage, ...] = ()  # usage of the other calls for this answer
+    other_usage: tuple[Usage, ...] = ()  # usage of the other calls for this answer
 
 
 class Fallback:

@@ -45,7 +45,7 @@ def input_tokens(call: Call) -> int:
     return max(1, sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_A_TOKEN)
 
 
-class Typical:
+class TypicalLength:
     """A running estimate of the length of a route's answers.
 
     It rises ten times as fast as it falls. So it settles where the excess of longer answers is a tenth of the shortfall
@@ -93,7 +93,7 @@ class LimitRequest:
     limit: str  # requests | tokens | concurrency | large_share | cost: the label of the metric
     per: Per
     subject: str
-    said: str  # the limit as an operator writes it
+    rule_text: str  # the limit as an operator writes it
     demand: Demand
     pace: Pace | None = None
 
@@ -183,13 +183,15 @@ def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
     remaining = left(asked.demand, observed, taken=False)
     where = "" if asked.is_global else f" on route {route}"
     if isinstance(asked.demand, PacedLimit):
-        amount, _, period = asked.said.partition("/")
+        amount, _, period = asked.rule_text.partition("/")
         needs = f", this request takes about {asked.demand.units:.0f}" if asked.limit == "tokens" else ""
         what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
         return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
     if isinstance(asked.demand, Slot):
-        return f"the limit of {asked.said} concurrent calls for {whose}{where} is reached: {observed.level} in flight"
-    return f"the cap of {asked.said} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
+        return (
+            f"the limit of {asked.rule_text} concurrent calls for {whose}{where} is reached: {observed.level} in flight"
+        )
+    return f"the cap of {asked.rule_text} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
 def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Headers:

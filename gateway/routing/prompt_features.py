@@ -142,7 +142,7 @@ def without_courtesy(text: str) -> str:
     return bare if bare.strip() else text
 
 
-class _Counted(NamedTuple):
+class _TextCounts(NamedTuple):
     """Counts of the words, numbers and signs of a text."""
 
     words: int
@@ -151,8 +151,8 @@ class _Counted(NamedTuple):
     long: int
     longest: int
     function: int
-    meant: int  # all words except function words
-    rarities: float  # sum over the `meant` words
+    content_words: int  # all words except function words
+    rarities: float  # sum over the content words
     rare: int
     numbers: int
     different: int  # distinct numbers
@@ -168,10 +168,10 @@ class _Counted(NamedTuple):
     content: frozenset[str]  # the distinct words that are no function words
 
 
-def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
+def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
-    wide = shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
+    wide = shouted = roman = capitals = acronyms = single = different = foreign = content_words = 0
     rarities = 0.0
     content: set[str] = set()
     for token, count in Counter(tokens).items():
@@ -193,7 +193,7 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
             else:
                 content.add(lower)
                 rank = rarity(lower)
-                meant += count
+                content_words += count
                 rarities += rank * count
                 rare += count * (rank >= rarity.unlisted)
             if token is not lower and first.isupper():
@@ -212,9 +212,9 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
             for at in _SIGN_OF.get(first, ()):
                 signs[at] += count
             foreign += count * (not token.isascii())
-    return _Counted(
-        words, letters, wide, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
-        capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
+    return _TextCounts(
+        words, letters, wide, long, longest, function, content_words, rarities, rare, numbers, different, large,
+        shouted, roman, capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
     )  # fmt: skip
 
 
@@ -234,9 +234,9 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
         (counts.long + WIDE_LONG * counts.wide) / words,
         counts.longest / words,
         counts.function / words,
-        len(counts.content) / max(1, counts.meant),
-        counts.rarities / max(1, counts.meant),
-        counts.rare / max(1, counts.meant),
+        len(counts.content) / max(1, counts.content_words),
+        counts.rarities / max(1, counts.content_words),
+        counts.rare / max(1, counts.content_words),
         log(counts.rare),
         log(len(cut) * whole),
         log(counts.words / len(cut)),

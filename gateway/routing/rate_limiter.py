@@ -147,7 +147,7 @@ class RateLimiter:
             if a.limit == "cost":
                 remaining /= MICROS
             scope = ALL_ROUTES if a.is_global else route
-            usage = LimitUsage(scope, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
+            usage = LimitUsage(scope, a.per, a.subject, a.limit, a.rule_text, remaining, refused, wall)
             self._usage.put(a.demand.key, usage)
 
     def usage(self, limit: int) -> list[LimitUsage]:

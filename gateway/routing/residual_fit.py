@@ -145,7 +145,7 @@ def fit_residual(labels: LabelArrays) -> Residual:
     return Residual(max(0.0, float(found[-2])), float(found[-1]), found[:-2].astype(np.float32))
 
 
-def recalibrated(labels: LabelArrays) -> Residual:
+def recalibrate(labels: LabelArrays) -> Residual:
     """Return a correction that changes no order: slope and bias alone. A fit must do better than this."""
     bare = fit_residual(LabelArrays(np.zeros((len(labels), 0), np.float16), labels.rest))
     return Residual(bare.slope, bare.bias, np.zeros(labels.rows.shape[1], np.float32))
@@ -161,7 +161,7 @@ def gain_in_errors(labels: LabelArrays) -> float:
     gains, weights = [], []
     for begin, end in pairwise(cuts):
         before, asked = labels.part(0, begin), labels.part(begin, end)
-        shipped, own = recalibrated(before).logits(asked), fit_residual(before).logits(asked)
+        shipped, own = recalibrate(before).logits(asked), fit_residual(before).logits(asked)
         sign = 1 - 2 * asked.worse
         gains.append(np.logaddexp(0, sign * shipped) - np.logaddexp(0, sign * own))
         weights.append(asked.weights)

@@ -28,17 +28,17 @@ SAVE_EVERY = 50  # labels: a snapshot has up to 4 MB, and the loss of 50 labels 
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class FitResult:
     """The result of a fit. `residual` None: it was not better than the shipped score."""
 
     gain: float  # over the shipped score on labels it has not seen, in standard errors
     residual: Residual | None
 
 
-def attempt_fit(labels: LabelArrays) -> Attempt:
+def attempt_fit(labels: LabelArrays) -> FitResult:
     """Fit, and keep the fit if it passes the gate. It takes seconds on one core: call it in a thread."""
     gain = gain_in_errors(labels)
-    return Attempt(gain, fit_residual(labels) if gain >= MARGIN else None)
+    return FitResult(gain, fit_residual(labels) if gain >= MARGIN else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ScoreSource:
     number: int  # of the fit in force, counted from 1; 0: the shipped score
     fitted_to: int  # labels
     labels: int  # that the route has now
-    gain: float | None  # of the last attempt, see `Attempt`; None: no attempt yet
+    gain: float | None  # of the last attempt, see `FitResult`; None: no attempt yet
 
     def __str__(self) -> str:
         if self.number:
@@ -105,7 +105,7 @@ class RouteScore:
     def labels(self) -> LabelArrays:
         return self._labels.arrays()
 
-    def apply(self, attempt: Attempt, fitted_to: int) -> bool:
+    def apply(self, attempt: FitResult, fitted_to: int) -> bool:
         """Apply an attempt with so many labels, and return whether scores change.
 
         A fit in force stays after a refused attempt that was better than the shipped score, and falls back to it

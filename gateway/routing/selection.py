@@ -15,9 +15,9 @@ from typing import Protocol
 
 from gateway.config.policy.model import Late, Target
 from gateway.config.policy.targets import TierPart
-from gateway.latency_forecast import Prediction, Remaining
+from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Choice, TierDecision
-from gateway.routing.session import Held
+from gateway.routing.session import SessionEffect
 
 
 # First: which part of a tier answers a request.
@@ -80,7 +80,7 @@ class Decision:
     late: bool = False  # there is a budget, and no backend is predicted to meet it
     trial: str | None = None  # the backend whose answer is tried and checked first
     trial_skipped: bool = False  # there is no trial, for lack of time
-    held: Held | None = None  # what the session did to it; None: the route has no sessions
+    session_effect: SessionEffect | None = None  # what the session did to it; None: the route has no sessions
 
 
 def only(backend: str) -> Decision:
@@ -91,7 +91,7 @@ def choose(
     target: Target,
     thresholds: Sequence[float],
     complexity: float,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     predictions: Sequence[Prediction | None],
     late: Late = "soonest",
 ) -> Decision:
@@ -142,7 +142,9 @@ def _soonest(preferred: int, predictions: Sequence[Prediction | None]) -> int:
     return min(range(len(predictions)), key=by)
 
 
-def avoid_overloaded(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
+def avoid_overloaded(
+    decision: Decision, target: Target, waits: Sequence[float], remaining: RemainingBudget
+) -> Decision:
     """Move backends with a free permit to the front, if waiting for the chosen one takes longer than the budget.
 
     `waits`: seconds, one for each tier.
@@ -158,7 +160,7 @@ def avoid_overloaded(decision: Decision, target: Target, waits: Sequence[float],
     return replace(decision, backends=order, tier=tier, reason=Choice.OVERLOADED, promised=False)
 
 
-def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
+def fits(prediction: Prediction | None, remaining: RemainingBudget) -> bool:
     if remaining.spent:
         return False
     if prediction is None:
@@ -171,21 +173,21 @@ def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
 
 
 # The whole decision about a miss, for live requests and for the simulation.
-def thresholds_of(target: Target, wish: TierDecision | None) -> Sequence[float]:
-    """Return the thresholds of the policy, or those that express the wish.
+def thresholds_of(target: Target, tier_decision: TierDecision | None) -> Sequence[float]:
+    """Return the thresholds of the policy, or those that express the decision.
 
-    A wish may treat equal scores differently, which no fixed threshold can.
+    A decision may treat equal scores differently, which no fixed threshold can.
     """
-    if wish is None or (target.large_share is None and target.quality is None):
+    if tier_decision is None or (target.large_share is None and target.quality is None):
         return target.escalate_above
-    return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best tier, or the lightest
+    return (-1.0 if tier_decision.large else 1.0,) * (len(target.tiers) - 1)  # the best tier, or the lightest
 
 
 def decide(
     target: Target,
-    wish: TierDecision | None,
+    tier_decision: TierDecision | None,
     score: float,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     predictions: Sequence[Prediction | None],
     waits: Sequence[float],
     late: Late,
@@ -196,7 +198,7 @@ def decide(
 
     `can_check`: the cascade's check can judge the answer.
     """
-    decision = choose(target, thresholds_of(target, wish), score, remaining, predictions, late)
+    decision = choose(target, thresholds_of(target, tier_decision), score, remaining, predictions, late)
     decision = avoid_overloaded(decision, target, waits, remaining)
     if not can_check:
         return decision
@@ -206,7 +208,7 @@ def decide(
 
 EMBEDDINGS = "embeddings"
 
-UNBOUNDED = Remaining()
+UNBOUNDED = RemainingBudget()
 
 # Adapters without HTTP: requests that no dialect reads cannot be passed through to them.
 NOT_HTTP = frozenset({"triton", "onnx"})
@@ -246,8 +248,8 @@ class Signals:
     operation: str | None
     speaks_anthropic: bool = False  # the client speaks Anthropic's protocol
     complexity: float = 0.0  # in [0, 1]
-    wish: TierDecision | None = None  # the decision of the rule between light and large
-    remaining: Remaining = UNBOUNDED  # of the latency budget
+    tier_decision: TierDecision | None = None  # the decision of the rule between light and large
+    remaining: RemainingBudget = UNBOUNDED  # of the latency budget
     predictions: Mapping[str, Prediction | None] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
     can_check: bool = False  # the cascade's check can judge an answer
@@ -288,11 +290,13 @@ def _by_tiers(target: Target, signals: Signals, late: Late) -> Decision:
     predictions = [signals.predictions.get(name) for name in target.backends]
     waits = [signals.waits.get(name, 0.0) for name in target.backends]
     score = signals.complexity if len(target.tiers) > 1 else 0.0
-    return decide(target, signals.wish, score, signals.remaining, predictions, waits, late, can_check=signals.can_check)
+    return decide(
+        target, signals.tier_decision, score, signals.remaining, predictions, waits, late, can_check=signals.can_check
+    )
 
 
 def with_trial(
-    decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
+    decision: Decision, lightest: str, remaining: RemainingBudget, light: Prediction | None, better: Prediction | None
 ) -> Decision:
     """Put a trial of the lightest tier first, where the complexity asks for a better one and the budget allows both.
 

@@ -47,23 +47,23 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A request's view of its session. `find` and `keep` are keys: where its state may be, and where it will be."""
+    """A request's view of its session. The keys are where its state may be, and where it will be."""
 
     turn: Turn
     bound: bool = False  # only the backend that answered last can answer: it made the tool call, or has the response
     by: SessionName | None = None  # the identity that named the session; None: the request has none
-    find: tuple[bytes, ...] = ()
-    keep: tuple[bytes, ...] = ()
+    lookup_keys: tuple[bytes, ...] = ()
+    store_keys: tuple[bytes, ...] = ()
     state: SessionState | None = None  # None: it is new here
     topic: Vector | None = None  # embedding of the question, if the route made one
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The effect of a session on a decision. `why` is a word: see `session_hold`."""
+class SessionEffect:
+    """The effect of a session on a decision. `reason` is a word: see `session_hold`."""
 
     session: Session
-    why: str
+    reason: str
     upstream: str | None = None  # the address to prefer
 
 

@@ -9,8 +9,8 @@ The rules, in their order:
 4. A harder question raises the tier. An easier one lowers it only if it is on another topic.
 5. Otherwise the backend stays.
 
-`Held.why` is `new`, `unnamed`, `kept`, `returned`, or the reason for another backend: `idle`, `topic`, `harder`,
-`removed`, or a `Choice`.
+`SessionEffect.reason` is `new`, `unnamed`, `kept`, `returned`, or the reason for another backend: `idle`, `topic`,
+`harder`, `removed`, or a `Choice`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from gateway.config.policy.model import Target
 from gateway.messages import Choice, Vector
 from gateway.routing.selection import Decision, nearest_first
-from gateway.routing.session import Held, Session, SessionState
+from gateway.routing.session import Session, SessionEffect, SessionState
 
 FREE = frozenset({Choice.SIMPLE, Choice.COMPLEX, Choice.ONLY})  # reasons that a session may overrule
 FRESH = frozenset({"new", "unnamed", "idle", "topic"})  # after these the tier starts again
@@ -44,45 +44,45 @@ def hold(
     """
     state = session.state
     if state is None:
-        return replace(decision, held=Held(session, "new" if session.by else "unnamed"))
+        return replace(decision, session_effect=SessionEffect(session, "new" if session.by else "unnamed"))
     if session.bound:
         return _to_caller(decision, target, session, state)
     if now - state.used > idle_s:
-        return replace(decision, held=Held(session, "idle"))
+        return replace(decision, session_effect=SessionEffect(session, "idle"))
     if decision.reason not in FREE:
-        return replace(decision, held=Held(session, str(decision.reason)))
+        return replace(decision, session_effect=SessionEffect(session, str(decision.reason)))
     floor, rank = min(state.rank, len(target.tiers) - 1), rank_of(target, decision.backends[0])
     if rank > floor:
-        return replace(decision, held=Held(session, "harder"))
+        return replace(decision, session_effect=SessionEffect(session, "harder"))
     if rank < floor and is_other_topic(state.topic, session.topic):
-        return replace(decision, held=Held(session, "topic"))
+        return replace(decision, session_effect=SessionEffect(session, "topic"))
     tier = target.tiers[floor]
     backend = state.backend if state.backend in tier.members else tier.backend
     if backend != decision.backends[0] and not in_time(backend):
-        return replace(decision, held=Held(session, str(Choice.BUDGET)))
-    return _keep(decision, target, backend, Choice.SESSION, _held(session, state, backend))
+        return replace(decision, session_effect=SessionEffect(session, str(Choice.BUDGET)))
+    return _put_first(decision, target, backend, Choice.SESSION, _effect_of(session, state, backend))
 
 
 def _to_caller(decision: Decision, target: Target, session: Session, state: SessionState) -> Decision:
     """Send the result of a tool call to the backend that made the call, whatever its tier."""
     backend = state.backend
     if backend not in target.members:
-        return replace(decision, held=Held(session, "removed"))
+        return replace(decision, session_effect=SessionEffect(session, "removed"))
     if decision.reason is Choice.LIMIT and backend not in decision.backends:
-        return replace(decision, held=Held(session, str(Choice.LIMIT)))
-    kept = _keep(decision, target, backend, Choice.TOOL_RESULT, _held(session, state, backend))
+        return replace(decision, session_effect=SessionEffect(session, str(Choice.LIMIT)))
+    kept = _put_first(decision, target, backend, Choice.TOOL_RESULT, _effect_of(session, state, backend))
     return replace(kept, reason=Choice.TOOL_RESULT)
 
 
-def _held(session: Session, state: SessionState, backend: str) -> Held:
+def _effect_of(session: Session, state: SessionState, backend: str) -> SessionEffect:
     same = backend == state.backend
-    return Held(session, "kept" if same else "returned", state.upstream if same else None)
+    return SessionEffect(session, "kept" if same else "returned", state.upstream if same else None)
 
 
-def _keep(decision: Decision, target: Target, backend: str, reason: Choice, held: Held) -> Decision:
+def _put_first(decision: Decision, target: Target, backend: str, reason: Choice, effect: SessionEffect) -> Decision:
     """Put a backend first. There is no trial of a lighter one, which would be another backend."""
     if backend == decision.backends[0]:
-        return replace(decision, trial=None, held=held)
+        return replace(decision, trial=None, session_effect=effect)
     order = [backend]
     if decision.reason is not Choice.LIMIT:  # a limit excludes the other tiers
         rank = rank_of(target, backend)
@@ -94,16 +94,16 @@ def _keep(decision: Decision, target: Target, backend: str, reason: Choice, held
         reason=reason,
         trial=None,
         trial_skipped=False,
-        held=held,
+        session_effect=effect,
     )
 
 
 def next_state(
-    held: Held, target: Target, backend: str, upstream: str | None, score: float | None, now: float
+    effect: SessionEffect, target: Target, backend: str, upstream: str | None, score: float | None, now: float
 ) -> SessionState:
     """Return the state after an answer. `backend`: the one that answered; `score`: the complexity of the request."""
-    session, rank = held.session, rank_of(target, backend)
-    before = None if held.why in FRESH else session.state
+    session, rank = effect.session, rank_of(target, backend)
+    before = None if effect.reason in FRESH else session.state
     if before is None:
         return SessionState(backend, upstream, rank, now, score, running_topic(None, session.topic))
     asked = not session.turn.delivers and not session.turn.short
@@ -117,17 +117,17 @@ def next_state(
     )
 
 
-def outcome_of(held: Held, backend: str, upstream: str | None, instead: Choice | None) -> str:
+def outcome_of(effect: SessionEffect, backend: str, upstream: str | None, instead: Choice | None) -> str:
     """Return what became of the session, as a word for the metric: a backend was kept, or why another one answered.
 
     `instead`: why another backend than the chosen one answered.
     """
-    state = held.session.state
+    state = effect.session.state
     if state is None:
-        return held.why
+        return effect.reason
     if backend != state.backend:
-        return str(instead or held.why)
-    moved = held.upstream is not None and upstream is not None and upstream != held.upstream
+        return str(instead or effect.reason)
+    moved = effect.upstream is not None and upstream is not None and upstream != effect.upstream
     return "upstream" if moved else "kept"
 
 

@@ -86,8 +86,8 @@ class RouteSessions:
         if found is None:
             return Session(turn, bound, topic=topic)
         name, *places = found
-        find, keep = (tuple(self._table.key(owner, name, value) for value in values) for values in places)
-        return Session(turn, bound, name, find, keep, self._table.find(find), topic)
+        lookup_keys, store_keys = (tuple(self._table.key(owner, name, value) for value in values) for values in places)
+        return Session(turn, bound, name, lookup_keys, store_keys, self._table.find(lookup_keys), topic)
 
     def hold(
         self,
@@ -99,26 +99,26 @@ class RouteSessions:
     ) -> Decision:
         """Return the decision as the session changes it, and set the upstream that the request prefers."""
         decision = hold(decision, target, session, self._settings.idle_s, self._clock.monotonic(), in_time)
-        held = decision.held
-        if held is not None and session.bound:
-            request.pinned_upstream = held.upstream
-        elif held is not None and self._settings.upstream:
-            request.preferred_upstream = held.upstream
+        effect = decision.session_effect
+        if effect is not None and session.bound:
+            request.pinned_upstream = effect.upstream
+        elif effect is not None and self._settings.upstream:
+            request.preferred_upstream = effect.upstream
         return decision
 
-    def answered(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Response:
+    def record_answer(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Response:
         """Record who answered, and return the response. An error leaves the session as it is."""
-        held, response = decision.held, answered.response
-        if held is None or response.status >= 400 or request.internal:
+        effect, response = decision.session_effect, answered.response
+        if effect is None or response.status >= 400 or request.internal:
             return response
-        session, backend, upstream = held.session, answered.backend, request.called_upstream
-        outcome = outcome_of(held, backend, upstream, answered.instead)
+        session, backend, upstream = effect.session, answered.backend, request.called_upstream
+        outcome = outcome_of(effect, backend, upstream, answered.instead)
         if session.by is not None:
             self._telemetry.session_turns.add(self._route.name, outcome)
         if session.state is not None and (outcome not in UNLOGGED or (session.bound and outcome != "kept")):
             self._log_move(request, session, session.state, backend, upstream, outcome)
-        state = next_state(held, self._route.target, backend, upstream, request.complexity, self._clock.monotonic())
-        self._table.keep(session.keep, state)
+        state = next_state(effect, self._route.target, backend, upstream, request.complexity, self._clock.monotonic())
+        self._table.keep(session.store_keys, state)
         call = request.call
         if call is None or call.operation != "responses" or "previous_response_id" not in self._settings.by:
             return response

@@ -142,9 +142,9 @@ class ShareSpent:
 class ShareController:
     """`ShareController` keeps the share of requests that go to the large model. It serves one thread.
 
-    `share` is in [0, 1], of the requests that could have gone to either. `wish` changes nothing. At equal state and
+    `share` is in [0, 1], of the requests that could have gone to either. `decide` changes nothing. At equal state and
     time, a higher score never gets the light model where a lower one gets the large one. `count` must be called with
-    the outcomes in the order of the wishes.
+    the outcomes in the order of the decisions.
     """
 
     def __init__(self, share: float) -> None:
@@ -153,7 +153,7 @@ class ShareController:
         self._room_above = self._room_below = DEPTH
         self._carried = 0.0
 
-    def wish(self, score: float, scores: ScoreWindow, spent: ShareSpent, now: float) -> TierDecision:
+    def decide(self, score: float, scores: ScoreWindow, spent: ShareSpent, now: float) -> TierDecision:
         target = self._target_share(spent, now)
         threshold = scores.top(target)
         if self.share <= 0.0 or self.share >= 1.0:
@@ -168,10 +168,10 @@ class ShareController:
     def threshold(self, scores: ScoreWindow, spent: ShareSpent, now: float) -> float:
         return scores.top(self._target_share(spent, now))
 
-    def count(self, wish: TierDecision, *, large: bool) -> None:
+    def count(self, tier_decision: TierDecision, *, large: bool) -> None:
         """Count one request and the model that it went to."""
-        if wish.carried is not None:
-            self._carried = wish.carried
+        if tier_decision.carried is not None:
+            self._carried = tier_decision.carried
         self._update_room(large - self.share, self.band)
 
     def recount(self, *, large: bool) -> None:

@@ -51,7 +51,7 @@ _PRIOR = np.array([0.0, 1.0])
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PlattScaling:
     """A monotonic map of scores to probabilities."""
 
     shift: float = 0.0
@@ -64,7 +64,7 @@ class Fit:
         logits = self.shift + self.slope * np.log(clipped / (1 - clipped))
         return np.asarray(1 / (1 + np.exp(-logits)))
 
-    def sigma_points(self) -> tuple[Fit, ...]:
+    def sigma_points(self) -> tuple[PlattScaling, ...]:
         """Return four fits, each of weight 1/4, that together have the spread of the uncertainty.
 
         They are the sigma points of the unscented transform (Julier and Uhlmann 1997).
@@ -74,8 +74,8 @@ class Fit:
         return tuple(clamped_fit(self.shift + x, self.slope + y, self.root) for x, y in steps)
 
 
-def clamped_fit(shift: float, slope: float, root: tuple[float, float, float, float]) -> Fit:
-    return Fit(min(MAX_SHIFT, max(-MAX_SHIFT, shift)), min(MAX_SLOPE, max(MIN_SLOPE, slope)), root)
+def clamped_fit(shift: float, slope: float, root: tuple[float, float, float, float]) -> PlattScaling:
+    return PlattScaling(min(MAX_SHIFT, max(-MAX_SHIFT, shift)), min(MAX_SLOPE, max(MIN_SLOPE, slope)), root)
 
 
 class TierCalibration:
@@ -84,7 +84,7 @@ class TierCalibration:
     def __init__(self) -> None:
         self.labels: Floats = np.zeros(BANDS)
         self.worse: Floats = np.zeros(BANDS)
-        self._fit: Fit | None = Fit()
+        self._fit: PlattScaling | None = PlattScaling()
 
     def advance(self, requests: int) -> None:
         """Fade the labels by the number of requests since the last call."""
@@ -105,7 +105,7 @@ class TierCalibration:
         self.labels, self.worse, self._fit = labels, worse, None
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> PlattScaling:
         """The fit; 0.2 ms after a change."""
         if self._fit is None:
             self._fit = _fit_labels(self.labels, self.worse)
@@ -116,7 +116,7 @@ def band_of(score: float) -> int:
     return min(BANDS - 1, max(0, int(score * BANDS)))
 
 
-def _fit_labels(labels: Floats, worse: Floats) -> Fit:
+def _fit_labels(labels: Floats, worse: Floats) -> PlattScaling:
     design = np.stack([np.ones(BANDS), _LOGITS], axis=1)
     theta = _PRIOR.copy()
     curvature = _PRECISION
@@ -163,7 +163,7 @@ class QualityRetention:
     high: float
 
 
-def threshold_for(quality: float, scores: ScoreWindow, fit: Fit) -> float:
+def threshold_for(quality: float, scores: ScoreWindow, fit: PlattScaling) -> float:
     """Return the highest score above which at least this part of the gap lies, over the last requests.
 
     The result is in [-1, 1]; below 0: send all requests to the large model.
@@ -178,7 +178,7 @@ def threshold_for(quality: float, scores: ScoreWindow, fit: Fit) -> float:
     return -1.0 if at == 0 else float((ordered[at - 1] + lowest) / 2)
 
 
-class Routed:
+class BandCounts:
     """Faded counts by band of scores: all requests with a choice, and those of the large model."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Routed:
         band = band_of(score)
         self.large[band] = np.clip(self.large[band] + (1.0 if large else -1.0), 0.0, self.all[band])
 
-    def kept(self, fit: Fit) -> QualityRetention:
+    def retention(self, fit: PlattScaling) -> QualityRetention:
         if self.all.sum() <= 0:
             return QualityRetention(math.nan, 0.0, 1.0)
         part = self._part(fit)
@@ -206,7 +206,7 @@ class Routed:
         spread = Z * float(np.sqrt(np.mean((others - part) ** 2)))
         return QualityRetention(part, max(0.0, part - spread), min(1.0, part + spread))
 
-    def _part(self, fit: Fit) -> float:
+    def _part(self, fit: PlattScaling) -> float:
         worse = fit(_CENTRES)
         return min(1.0, float(self.large @ worse) / float(self.all @ worse))
 
@@ -224,8 +224,8 @@ class TierState:
     setting: float | tuple[float, ...]  # its value
     threshold: float  # the score above which the lightest model is not used, now
     large_share: float  # of the last hour's misses with a choice
-    kept: QualityRetention
-    fit: Fit
+    retention: QualityRetention
+    fit: PlattScaling
     labels: Mapping[str, int]  # number of labels by source
     learning: bool
     version: int
@@ -248,7 +248,7 @@ class TierController:
         self.version = 0  # counts changes of the learned state
         self._requests = 0
         self._scores = ScoreWindow()
-        self._routed = Routed()
+        self._routed = BandCounts()
         self._calibration = TierCalibration()
         self._labels: dict[str, int] = {}
         self._pending = 0  # requests not yet applied to the calibration
@@ -263,7 +263,7 @@ class TierController:
 
         The new scores are calibrated to the labels, so the calibration begins again.
         """
-        self._calibration, self._routed = TierCalibration(), Routed()
+        self._calibration, self._routed = TierCalibration(), BandCounts()
         self._scores = ScoreWindow([score for score, _ in answered[-CAPACITY:]])
         for score, large in answered:
             self._routed.add(score, large=large)
@@ -271,10 +271,10 @@ class TierController:
 
     # One request
 
-    def wish(self, target: Target, score: float, now: float) -> TierDecision:
+    def decide(self, target: Target, score: float, now: float) -> TierDecision:
         """Return the decision of the target's rule. Only `count` changes the state."""
         if target.large_share is not None:
-            return self._rule(target.large_share).wish(score, self._scores, self._spent, now)
+            return self._rule(target.large_share).decide(score, self._scores, self._spent, now)
         threshold = self.threshold(target, now)
         return TierDecision(score > threshold, threshold)
 
@@ -288,10 +288,10 @@ class TierController:
             self._quality = target.quality, threshold_for(target.quality, self._scores, self._calibration.fit)
         return self._quality[1]
 
-    def count(self, wish: TierDecision, score: float, now: float, *, large: bool) -> None:
-        """Count a request by the model that it went to, wished or not."""
+    def count(self, tier_decision: TierDecision, score: float, now: float, *, large: bool) -> None:
+        """Count a request by the model that it went to, as decided or not."""
         if self._share is not None:
-            self._share.count(wish, large=large)
+            self._share.count(tier_decision, large=large)
         self._spent.add(float(large), now)
         self._routed.add(score, large=large)
         self._scores.add(score)
@@ -336,7 +336,7 @@ class TierController:
             setting,
             self.threshold(target, now),
             self._spent.share(now),
-            self._routed.kept(self._calibration.fit),
+            self._routed.retention(self._calibration.fit),
             self._calibration.fit,
             dict(self._labels),
             self.learning,

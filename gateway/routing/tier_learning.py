@@ -89,16 +89,16 @@ class TierLearning:
         """Return the complexity in [0, 1], by the route's own fit if it has one."""
         return self.scores.of(route).score(prompt)
 
-    def wish(self, route: str, target: Target, score: float) -> TierDecision:
-        return self.of(route).wish(target, score, self._clock.monotonic())
+    def decide(self, route: str, target: Target, score: float) -> TierDecision:
+        return self.of(route).decide(target, score, self._clock.monotonic())
 
-    def sent(self, request: RequestContext, wish: TierDecision, *, large: bool) -> None:
+    def record_dispatch(self, request: RequestContext, tier_decision: TierDecision, *, large: bool) -> None:
         """Count a request that is about to go to a model. The gateway's own requests do not count."""
         score = request.complexity
         if score is not None and not request.internal:
-            self.of(request.route).count(wish, score, self._clock.monotonic(), large=large)
+            self.of(request.route).count(tier_decision, score, self._clock.monotonic(), large=large)
 
-    def answered(self, request: RequestContext, *, large: bool, instead: bool) -> None:
+    def record_answer(self, request: RequestContext, *, large: bool, instead: bool) -> None:
         """Record the model that answered. `instead`: the other kind was called first."""
         score, prompt = request.complexity, request.scored_prompt
         if score is None or prompt is None or request.internal:

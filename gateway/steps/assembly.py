@@ -246,7 +246,7 @@ class RouteSteps:
         def stored(request: RequestContext, entry: Entry) -> None:
             parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
             if compares and _may_teach(request):  # a plain threshold has nothing to learn from misses
-                parts.space.comparisons.missed(request, entry)
+                parts.space.comparisons.enqueue_miss(request, entry)
             if confirms:
                 parts.confirmations.consider(request, entry, parts.space.comparisons)
             if audits:

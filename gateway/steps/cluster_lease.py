@@ -132,7 +132,7 @@ class ClusterLease:
             since = holders[0]
             self._telemetry.crowds.add("waits")
             with request.timer("wait"):
-                if not await self._leases.over(name, claim.holder, until - self._clock.monotonic()):
+                if not await self._leases.wait_released(name, claim.holder, until - self._clock.monotonic()):
                     self._telemetry.crowds.add("in-vain")
                     return 0
             claim = None
@@ -160,7 +160,7 @@ class ClusterLease:
             else:
                 self._leases.release(request.fingerprint, token)
 
-        def over() -> None:
+        def end_when_written() -> None:
             if request.writing is None:
                 end(stored=request.stored is not None)
             else:
@@ -170,6 +170,6 @@ class ClusterLease:
         try:
             response = await resolve_response(self._inner(request))
         except BaseException:
-            over()
+            end_when_written()
             raise
-        return with_completion(response, over)  # an error ends the lease at once
+        return with_completion(response, end_when_written)  # an error ends the lease at once

@@ -76,13 +76,13 @@ class Dispatch:
         if decision.late:
             self._refuse_if_late(request)
         if (
-            request.wish is not None and decision.tier is not None
+            request.tier_decision is not None and decision.tier is not None
         ):  # before the call: the next request's choice depends on it
-            self._escalations.sent(request, request.wish, large=self._large(decision.tier))
+            self._escalations.record_dispatch(request, request.tier_decision, large=self._large(decision.tier))
         slo = self._promises.promise_for(request, self._route, promised=decision.promised)
         answered = await self._call_backends(request, decision, slo)
         sessions = self._backend_choice.sessions
-        response = answered.response if sessions is None else sessions.answered(request, decision, answered)
+        response = answered.response if sessions is None else sessions.record_answer(request, decision, answered)
         if slo is not None:
             response = slo.observe_response(response, as_chosen=answered.instead is None)
         return self._finish(request, response, self._provenance(request, decision, answered))
@@ -108,14 +108,14 @@ class Dispatch:
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
         if tier is not None:
             large, meant = self._large(tier), self._large(decision.tier)
-            self._escalations.answered(request, large=large, instead=large != meant)
+            self._escalations.record_answer(request, large=large, instead=large != meant)
         return Provenance(
             _verdict(request),
             reason=request.bypass or reason,
             backend=answered.backend,
             tier=tier,
             complexity=request.complexity,
-            beside=answered.beside,
+            other_usage=answered.other_usage,
         )
 
     def _large(self, tier: str | None) -> bool:

@@ -98,7 +98,7 @@ class Fleet:
             return _no_feedback
         forwarding = FeedbackForwarding(self.publisher("feedback"), self._replies, apply_feedback)
         stack.push_async_callback(forwarding.close)
-        self._gossip.on("feedback", forwarding.asked)
+        self._gossip.on("feedback", forwarding.on_request)
         return forwarding.request
 
     def share_learning(

@@ -105,7 +105,7 @@ class McpResults:
         self._knowledge = knowledge
         self._clock = clock
         self._flights = flights
-        self._asked: dict[RequestContext, tuple[str, str]] = {}  # requests in flight: subject and own fingerprint
+        self._inflight: dict[RequestContext, tuple[str, str]] = {}  # requests in flight: subject and own fingerprint
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call = request.call
@@ -120,11 +120,11 @@ class McpResults:
 
     async def _read(self, request: RequestContext) -> Response:
         if request.own_keys is not None and request.call is not None:
-            self._asked[request] = subject_of(request.call), request.own_keys.fingerprint
+            self._inflight[request] = subject_of(request.call), request.own_keys.fingerprint
         try:
             response = await resolve_response(self._inner(request))
         finally:
-            self._asked.pop(request, None)
+            self._inflight.pop(request, None)
         request.served = None
         if response.status != 200:
             return response
@@ -132,7 +132,7 @@ class McpResults:
         is_hit = response.provenance.verdict in HITS
         if isinstance(body, FullBody):
             for data in _messages_of(body.data) if is_stream else (body.data,):
-                self._note(request, data, is_hit=is_hit)
+                self._record_message(request, data, is_hit=is_hit)
         elif isinstance(body, ByteStream) and is_stream:
             return replace(response, body=ByteStream(with_observer(body.chunks, self._observer(request))))
         return response
@@ -147,40 +147,40 @@ class McpResults:
                 try:
                     for chunk in chunks:
                         for event in parser.feed(chunk):
-                            self._note(request, event.data, is_hit=False)
+                            self._record_message(request, event.data, is_hit=False)
                 except UpstreamStreamError:  # a huge message, which the client may still want
                     parser = None
             return chunks
 
         return StreamObserver(on_items)
 
-    def _note(self, request: RequestContext, data: bytes, *, is_hit: bool) -> None:
+    def _record_message(self, request: RequestContext, data: bytes, *, is_hit: bool) -> None:
         """Note a message of the server if it announces a change, or lists tools. A list from the cache only counts if
         no other is known."""
         if any(mark in data for mark in MARKS):
             for subject in changed_subjects(read_message(data)):
-                self._note_change(request, subject)
+                self._record_change(request, subject)
         call = request.call
         if call is None or call.operation != LIST_TOOLS:
             return
         if not (is_hit and self._knowledge.knows_tools(self._route.name, _authorisation(request))):
-            self._note_tools(request, call, read_message(data))
+            self._record_tools(request, call, read_message(data))
 
-    def _note_tools(self, request: RequestContext, call: Call, message: Mapping[str, object]) -> None:
+    def _record_tools(self, request: RequestContext, call: Call, message: Mapping[str, object]) -> None:
         result = result_of(message)
         tools = None if result is None else read_only_tools(result)
         if tools is None:
             return
         further = params_of(call).get("cursor") is not None
-        if self._knowledge.note_tools(self._route.name, _authorisation(request), tools, further_page=further):
-            self._note_change(request, CALL_TOOL)
+        if self._knowledge.record_tools(self._route.name, _authorisation(request), tools, further_page=further):
+            self._record_change(request, CALL_TOOL)
 
-    def _note_change(self, request: RequestContext, subject: str) -> None:
+    def _record_change(self, request: RequestContext, subject: str) -> None:
         now, authorisation = self._clock.wall(), _authorisation(request)
         for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.tenant, None))):
-            self._knowledge.note_change(self._route.name, owner, subject, now)
-        for asked, fingerprint in self._asked.values():
-            if asked == subject:
+            self._knowledge.record_change(self._route.name, owner, subject, now)
+        for subject_inflight, fingerprint in self._inflight.values():
+            if subject_inflight == subject:
                 self._flights.pop(fingerprint, None)
 
 
@@ -213,15 +213,15 @@ class ResultPlacement:
         self._knowledge = knowledge
 
     def __call__(
-        self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, asked: float
+        self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, request_time: float
     ) -> Placement:
-        """Return the decision. `asked`: wall clock, when the server was called. `private`: as in `place_result`."""
+        """Return the decision. `request_time`: wall clock, when it was called. `private`: as in `place_result`."""
         placement = place_result(self._settings, call, inspection.hints, private=private)
         if placement.admission is not Admission.STORED:
             return placement
         assert request.shared_keys is not None  # only such results are placed
         owner = request.shared_keys.owner if placement.public else _authorisation(request)
-        if asked <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
+        if request_time <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
             return Placement(Admission.PURGED)
         return placement
 

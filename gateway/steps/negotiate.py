@@ -123,7 +123,7 @@ class Negotiate:
             if call.stream and call.operation != "embeddings":
                 events = (self._split_cache if hit else call.dialect).events(call, body.data)
                 return _with_form(
-                    response, SSE, EventStream(BufferedStream(tuple(call.dialect.shown_among(call, events))))
+                    response, SSE, EventStream(BufferedStream(tuple(call.dialect.visible_events(call, events))))
                 )
             formed = call.dialect.client_form(call, body.data)
         except MalformedResponse as error:
@@ -148,7 +148,7 @@ class Negotiate:
 def _shown(call: Call, response: Response, body: EventStream) -> Response:
     if isinstance(body.events, BufferedStream):
         return _with_body(
-            response, EventStream(BufferedStream(tuple(call.dialect.shown_among(call, body.events.take_all()))))
+            response, EventStream(BufferedStream(tuple(call.dialect.visible_events(call, body.events.take_all()))))
         )
     return _with_body(response, EventStream(with_observer(body.events, _live_observer(call))))
 
@@ -183,14 +183,14 @@ def _personalize(own: Callable[[bytes], bytes], response: Response) -> Response:
 
 
 def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
-    def renewed(data: bytes) -> bytes:
-        return call.dialect.renewed(call, data, answer_id=answer_id, created=created)
+    def renew(data: bytes) -> bytes:
+        return call.dialect.renew(call, data, answer_id=answer_id, created=created)
 
     if isinstance(body, FullBody):
-        return FullBody(renewed(body.data))
+        return FullBody(renew(body.data))
     if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
         return EventStream(
-            BufferedStream(tuple(Event(renewed(event.data), event.name) for event in body.events.take_all()))
+            BufferedStream(tuple(Event(renew(event.data), event.name) for event in body.events.take_all()))
         )
     return body
 
@@ -203,7 +203,7 @@ def _live_observer(call: Call) -> StreamObserver[Event]:
         LOG.warning("stream broken", extra={"fields": {"error": str(error)}})
         return call.dialect.error_events("upstream_error", str(error))
 
-    return StreamObserver(partial(call.dialect.shown_among, call), on_error=on_error)
+    return StreamObserver(partial(call.dialect.visible_events, call), on_error=on_error)
 
 
 def _with_form(response: Response, form: tuple[tuple[str, str], ...], body: FullBody | EventStream) -> Response:

@@ -124,8 +124,8 @@ def parse_wholly(dialect: Dialect, path: str, body: bytes, headers: Mapping[str,
     """Parse a body, and derive all that a call otherwise derives at its first use: for another thread."""
     call = dialect.parse(path, body, headers)
     if call.uncached is None:
-        call.found = call.decisive
-    call.said = call.prompt
+        call.decisive_source = call.decisive
+    call.prompt_source = call.prompt
     return call
 
 

@@ -26,7 +26,7 @@ from gateway.cache.hits import SplitCache
 from gateway.cache.index_checkpoints import FILE, former_checkpoint_file, remove_former_checkpoint
 from gateway.cache.index_factory import open_index
 from gateway.cache.inflight_questions import InflightQuestions
-from gateway.cache.kept_labels import KeptLabels
+from gateway.cache.label_archive import LabelArchive
 from gateway.cache.labels import Labels, LearnedPairs
 from gateway.cache.late_vectors import LateVectors
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
@@ -113,12 +113,12 @@ def recorder_of(
     return recorder
 
 
-def kept_labels_of(stack: AsyncExitStack, config: Config, clock: Clock) -> KeptLabels:
+def label_archive_of(stack: AsyncExitStack, config: Config, clock: Clock) -> LabelArchive:
     """Build the labels that are kept with their texts. `stack` writes the last ones."""
-    kept = KeptLabels(config.data_dir, clock)
-    stack.push_async_callback(kept.flush)
-    run_in(stack, kept.run())
-    return kept
+    archive = LabelArchive(config.data_dir, clock)
+    stack.push_async_callback(archive.flush)
+    run_in(stack, archive.run())
+    return archive
 
 
 LOG = logging.getLogger("nearhit.migration")
@@ -140,7 +140,7 @@ class PartsInputs:
     draw: Callable[[], float]
     fleet: Fleet
     recorder: Recorder
-    kept_labels: KeptLabels
+    label_archive: LabelArchive
     erased: RecentErasures
 
 
@@ -190,7 +190,7 @@ async def _previous_model(
 async def _is_migrated(inputs: PartsInputs, current_fingerprint: str) -> bool:
     """Return whether lookups use the new model already; False if the store does not answer."""
     try:
-        settled = await RedisMigration(inputs.stores.redis, embedder=current_fingerprint).settled()
+        settled = await RedisMigration(inputs.stores.redis, embedder=current_fingerprint).is_settled()
     except StoreUnavailable:
         return False
     if settled:
@@ -219,7 +219,7 @@ async def _open(
     exit_stack.push_async_callback(learning.save)  # once nothing is learnt any more
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
-    labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep), inputs.erased)
+    labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.label_archive.add), inputs.erased)
     load = EncoderLoad((lambda: embedder.queue, pair_queue.measure), section.timeout, telemetry.left_out)
     budget = LearningBudget(config.learning.cpu_share, lambda: embedder.cpu, load, telemetry)
     comparisons = AnswerComparer(embedder, labels, telemetry, budget)
@@ -283,7 +283,7 @@ class Parts:
     evictions: Evictor
     loop_monitor: EventLoopMonitor
     recorder: Recorder
-    kept_labels: KeptLabels
+    label_archive: LabelArchive
     unread: UnreadMemory
     mcp: McpKnowledge
     erased: RecentErasures
@@ -366,7 +366,7 @@ async def build_parts(
         evictions=evictions,
         loop_monitor=EventLoopMonitor(telemetry),
         recorder=inputs.recorder,
-        kept_labels=inputs.kept_labels,
+        label_archive=inputs.label_archive,
         unread=UnreadMemory(config.server.max_unread),
         mcp=_open_mcp(fleet, clock),
         erased=inputs.erased,
@@ -412,7 +412,7 @@ def _build_inputs(
         draw=draw,
         fleet=Fleet(stores, clock),
         recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
-        kept_labels=kept_labels_of(stack, config, clock),
+        label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )
 

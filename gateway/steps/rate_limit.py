@@ -17,7 +17,7 @@ from gateway.routing.limit_evaluation import (
     BYTES_A_TOKEN,
     CostEstimate,
     LimitRequest,
-    Typical,
+    TypicalLength,
     input_tokens,
     light_only,
     limit_requests,
@@ -84,7 +84,7 @@ class RateLimit:
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
         self._telemetry = telemetry
-        self._typical = Typical()
+        self._typical = TypicalLength()
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.directives.only_if_cached:
@@ -150,7 +150,7 @@ class RateLimit:
     def _forward_counted(self, call: Call | None, response: Response, account: _Account) -> Response:
         """Close the account when the answer is over."""
         body, backend = response.body, response.provenance.backend
-        account.beside = self._sum_costs(response.provenance.beside)
+        account.other_cost = self._sum_costs(response.provenance.other_usage)
         if call is None or response.status != 200 or not isinstance(body, FullBody | EventStream):
             return with_completion(response, lambda: account.close(CostEstimate()))
         if isinstance(body, FullBody):
@@ -207,14 +207,14 @@ class _Account:
         self._grant = grant
         self._open = True
         self.demands = [a.demand for a in requested_limits]
-        self.beside = CostEstimate()  # cost of other calls that were made for the answer
+        self.other_cost = CostEstimate()  # cost of other calls that were made for the answer
 
     def close(self, actual: CostEstimate) -> None:
         if not self._open:
             return
         self._open = False
         step, route = self._step, self._step._route.name
-        actual = CostEstimate(actual.tokens + self.beside.tokens, actual.micros + self.beside.micros)
+        actual = CostEstimate(actual.tokens + self.other_cost.tokens, actual.micros + self.other_cost.micros)
         step._quotas.settle(self._grant, self.demands, returns_of(self._requested_limits, self._grant.taken, actual))
         step._telemetry.limits_tokens.add(route, amount=actual.tokens)
         step._telemetry.limits_cost.add(route, amount=actual.micros / MICROS)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
-from gateway.cache.load_level import EncoderLoad, Step
+from gateway.cache.load_level import EncoderLoad, OptionalWork
 from gateway.cache.screen import Screening
 from gateway.config.policy.model import AuditSettings
 from gateway.context import Handler, RequestContext, resolve_response
@@ -134,7 +134,7 @@ class SemanticCache:
             started = request.clock.monotonic()
             embedding = self._embedder.embed_nowait(question, request.owner)
             if embedding is None or (self._scores_whole and question is not call.question):
-                if self._load.leaves_out(Step.LOOKUP):
+                if self._load.leaves_out(OptionalWork.LOOKUP):
                     request.note = Bypass.LOAD
                     return self._inner(request)
                 request.require_capacity()

@@ -437,7 +437,7 @@ class SemanticLookup:
         """Record the judgement and return the hit; None: it may not be served."""
         chosen, control = scores.judged[scores.best_index], scores.control
         if not self._plain and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
-            control.met(chosen.score, scores.entries)
+            control.record_neighbour(chosen.score, scores.entries)
         chosen.subjects = request.subjects
         request.considered, request.judged = scores.judged, chosen
         if chosen.reason is not None:

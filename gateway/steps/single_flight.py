@@ -96,5 +96,5 @@ def _coalesced_provenance(provenance: Provenance) -> Provenance:
         backend=provenance.backend,
         tier=provenance.tier,
         complexity=provenance.complexity,
-        beside=provenance.beside,
+        other_usage=provenance.other_usage,
     )

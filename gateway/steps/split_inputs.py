@@ -28,7 +28,7 @@ class SplitInputs:
     async def answer(self, request: RequestContext, call: Call, forward: Handler) -> Response:
         """Answer a call; `forward` answers each of its inputs."""
         batch = call.batch
-        parts = () if batch is None else batch.apart(call)
+        parts = () if batch is None else batch.split(call)
         if batch is None or not 0 < len(parts) <= MAX_INPUTS:
             return await resolve_response(forward(request))
         requests = [self._child_request(request, part) for part in parts]
@@ -42,7 +42,7 @@ class SplitInputs:
             return failed
         ordered = [answers_by_key[part.fingerprint] for part in requests]
         try:
-            body = FullBody(batch.joined([_data(answer) for answer in ordered]))
+            body = FullBody(batch.join_answers([_data(answer) for answer in ordered]))
         except MalformedResponse as error:
             raise BackendError(str(error), retryable=False) from None
         fetched = [answer for answer in answers if answer.provenance.verdict is not Verdict.EXACT]

@@ -13,10 +13,10 @@ from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
 from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
-from gateway.cache.schema_check import Fit, SchemaChecks
+from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.cache.tool_calls import refuse_tool_calls
 from gateway.config.policy.model import Route
-from gateway.context import Handler, Inspected, RequestContext
+from gateway.context import Handler, InspectedAnswer, RequestContext
 from gateway.credentials import IDENTIFYING
 from gateway.dialects.sse import SSEParser
 from gateway.dialects.structured_answers import FORM_FIELDS
@@ -89,7 +89,7 @@ class CacheWriter:
         started = self._clock.monotonic()
         try:
             if self._behind and len(self._puts) < MAX_WRITES_BEHIND:
-                return await self._put_behind(request, entry, vector)
+                return await self._write_behind(request, entry, vector)
             return await self._write(request, entry, vector)
         except asyncio.CancelledError:
             # The client has left. The store may have the entry while the index does not, so no lookup in other words
@@ -99,7 +99,7 @@ class CacheWriter:
         finally:
             request.since("store", started)
 
-    async def _put_behind(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
+    async def _write_behind(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
         """Send an entry to the store, and return once this gateway finds it."""
         write = spawn(self._puts, self._write(request, entry, vector, behind=True))
         await asyncio.sleep(0)  # it sends the entry, or fails at once
@@ -110,10 +110,10 @@ class CacheWriter:
             try:
                 await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
             except StoreUnavailable as error:
-                self._note_failure(request, error)
+                self._record_failure(request, error)
                 return False
         request.writing = write
-        self._note_stored(request, entry)
+        self._record_stored(request, entry)
         return True
 
     async def _write(
@@ -125,22 +125,22 @@ class CacheWriter:
             indexed = behind and not self._index.shared
             stored = stored and await add_to_index(self._store, self._index, entry, vector, indexed=indexed)
         except StoreUnavailable as error:
-            self._note_failure(request, error)
+            self._record_failure(request, error)
             return False
         if stored and not behind:
-            self._note_stored(request, entry)
+            self._record_stored(request, entry)
         elif not stored and request.lease:
             self._telemetry.crowds.add("superseded")
         if stored and self._late is not None and _lacks_vector(request, entry):
             self._late.add(entry, request.owner)
         return stored
 
-    def _note_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
+    def _record_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
         self._telemetry.store_errors.add()
         fields = {**request.log_fields, "error": str(error)}
         self._telemetry.store_warnings.warn(LOG, "an answer was not stored", fields)
 
-    def _note_stored(self, request: RequestContext, entry: Entry) -> None:
+    def _record_stored(self, request: RequestContext, entry: Entry) -> None:
         request.stored = entry
         self._unstorable.discard(entry.fingerprint)
         self._stored(request, entry)
@@ -355,14 +355,14 @@ class StoreResponse:
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(origin, inspection), sum(map(len, payload))
         seconds = self._clock.monotonic() - started
-        request.inspected = Inspected(inspection, dollars, size, seconds)
+        request.inspected = InspectedAnswer(inspection, dollars, size, seconds)
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
         if admission is Admission.STORED and inspection.admission is Admission.TOOLS:
             admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
             private = directives.private or not directives.vary.isdisjoint(IDENTIFYING)
-            placed = self._placement(request, call, inspection, private=private, asked=now - seconds)
+            placed = self._placement(request, call, inspection, private=private, request_time=now - seconds)
             admission, lifetime_s = placed.admission, min(lifetime_s, placed.ttl_s)
             keys = request.shared_keys if placed.public else None
         if admission is not Admission.STORED:
@@ -389,15 +389,15 @@ class StoreResponse:
     async def _is_misfit(self, request: RequestContext, call: Call, entry: Entry) -> bool:
         """Return whether an answer fails the schema of its request. Then it is not stored."""
         fit = await self._schemas.fit(request.route, call, entry.payload, entry.streamed)
-        if fit is Fit.INVALID:
+        if fit is Validity.INVALID:
             self._refuse(request, Admission.SCHEMA)
-        return fit is Fit.INVALID
+        return fit is Validity.INVALID
 
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""
         price = self._prices.get(origin.backend or "", UNPRICED)
         dollars = price.of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
-        for usage in origin.beside:
+        for usage in origin.other_usage:
             price = self._prices.get(usage.backend, UNPRICED)
             dollars += price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
         return dollars

@@ -86,7 +86,7 @@ class SlotTurnover:
         self._last_turn = -inf
         self.record_hold = self._holds.add  # called with the hold time and `now` for each released permit
 
-    def given(self, waiting_since: float, now: float) -> None:
+    def on_grant(self, waiting_since: float, now: float) -> None:
         """Record a grant. Calls have been waiting without a pause since `waiting_since`."""
         self._gaps.add(now - max(waiting_since, self._last_turn), now)
         self._last_turn = now

@@ -108,13 +108,15 @@ class UpstreamPool:
 
     @property
     def inflight(self) -> int:
-        return self.crowd.inflight
+        return self.occupancy.inflight
 
     @property
-    def crowd(self) -> Load:
+    def occupancy(self) -> Load:
         """The load of all upstreams together."""
-        crowds = [endpoint.backend.crowd for endpoint in self.endpoints]
-        return Load(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
+        occupancies = [endpoint.backend.occupancy for endpoint in self.endpoints]
+        return Load(
+            sum(c.inflight for c in occupancies), sum(c.limit for c in occupancies), sum(c.queued for c in occupancies)
+        )
 
     @property
     def load(self) -> int:
@@ -163,7 +165,7 @@ class UpstreamPool:
         if now >= request.upstream_due:
             said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)
-        self.budget.asked(now)
+        self.budget.record_call(now)
         endpoint = self._pick_first(request, now)
         if self.single is None or endpoint.breaker.failures:
             return await self._retry_until_final(
@@ -171,7 +173,7 @@ class UpstreamPool:
             )
         try:  # a shortcut for `_attempt`: one upstream, and no failures to take into account
             with endpoint.attempt(request) as attempt:
-                response = attempt.answered(await endpoint.backend.send(request))
+                response = attempt.track_response(await endpoint.backend.send(request))
         except BackendError as error:
             return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, error)])
         if response.status < 400:
@@ -267,7 +269,7 @@ class UpstreamPool:
         delay_s = None if hedging is None else hedging.delay_s(endpoint, request)
         if hedging is None or delay_s is None:
             return [AttemptResult(endpoint, await self._try_call(endpoint, request, tried, retries))]
-        return await hedging.asked(
+        return await hedging.send_hedged(
             lambda endpoint, request: self._try_call(endpoint, request, tried, 0),
             endpoint,
             request,

@@ -37,7 +37,7 @@ class _QueuedCall:
     answer: asyncio.Future[Response]
 
 
-class _Forming:
+class _OpenBatch:
     """A batch that still accepts members."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Batching:
         self._rule = rule
         self._clock = clock
         self._shared = shared
-        self._open_batches: dict[bytes, _Forming] = {}
+        self._open_batches: dict[bytes, _OpenBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> consecutive failed batches
 
@@ -78,8 +78,8 @@ class Batching:
         return self._inner.speaks
 
     @property
-    def crowd(self) -> Load:
-        return self._inner.crowd
+    def occupancy(self) -> Load:
+        return self._inner.occupancy
 
     def wait_s(self, priority: Priority) -> float:
         return self._inner.wait_s(priority)
@@ -115,7 +115,7 @@ class Batching:
             self._dispatch(form)
             batch = None
         if batch is None:
-            batch = self._open_batches[form] = _Forming()
+            batch = self._open_batches[form] = _OpenBatch()
             batch.timer = asyncio.get_running_loop().call_later(self._rule.max_wait, self._dispatch, form)
         batch.members.append(member)
         if batch.rows == self._rule.max_size or self._is_urgent(member.request):

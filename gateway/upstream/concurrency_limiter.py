@@ -83,22 +83,22 @@ class ConcurrencyLimiter:
         self.inflight = 0
         self._tenant_share = tenant_share
         self._held: dict[str, int] = {}  # permits of each tenant that has some
-        self.client_paced = ClientPacedCalls(lambda: self.tenant_most)
+        self.client_paced = ClientPacedCalls(lambda: self.tenant_limit)
 
     @property
-    def tenant_most(self) -> int:
+    def tenant_limit(self) -> int:
         """The permits that one tenant may hold while calls of others wait, at least one."""
         return max(1, int(self._limit.value * self._tenant_share))
 
     @property
-    def crowd(self) -> Load:
+    def occupancy(self) -> Load:
         return Load(self.inflight, self._limit.value, len(self._queue))
 
     def wait_s(self, priority: Priority) -> float:
         """Return the seconds that a new call would now wait for a permit."""
         if self._has_room:
             return 0.0
-        return self._expected_wait_s(self._queue.ahead(priority))
+        return self._expected_wait_s(self._queue.calls_ahead(priority))
 
     @property
     def _has_room(self) -> bool:
@@ -201,7 +201,7 @@ class ConcurrencyLimiter:
         )
         for shed in self._queue.trim(RETAINED_FACTOR * room, now):
             self._refuse(shed, ShedReason.STANDING)
-        if now + self._expected_wait_s(self._queue.ahead(ticket.priority, ticket.due)) >= deadline:
+        if now + self._expected_wait_s(self._queue.calls_ahead(ticket.priority, ticket.due)) >= deadline:
             raise self._overload_error(ShedReason.DEADLINE)
         outcome = self._queue.offer(ticket, room, now)
         if isinstance(outcome, ShedReason):
@@ -213,17 +213,20 @@ class ConcurrencyLimiter:
         now = self._clock.monotonic()
         for late in self._queue.expired(now):
             self._refuse(late, ShedReason.DEADLINE)
-        while self.inflight < self._limit.value and (ticket := self._queue.take(now, self._sated())) is not None:
+        while (
+            self.inflight < self._limit.value
+            and (ticket := self._queue.take(now, self._saturated_tenants())) is not None
+        ):
             admission = self._admissions.pop(ticket, None)
             if admission is not None and not admission.done():
                 self.inflight += 1
                 self._held[ticket.tenant] = self._held.get(ticket.tenant, 0) + 1
-                self._turnover.given(self._queue.waiting_since, now)
+                self._turnover.on_grant(self._queue.waiting_since, now)
                 admission.set_result(now)
 
-    def _sated(self) -> set[str]:
+    def _saturated_tenants(self) -> set[str]:
         """Return the tenants that hold their share of the permits."""
-        most = self.tenant_most
+        most = self.tenant_limit
         return {tenant for tenant, held in self._held.items() if held >= most}
 
     def _refuse(self, ticket: Ticket, reason: ShedReason) -> None:
@@ -232,7 +235,7 @@ class ConcurrencyLimiter:
             admission.set_exception(self._overload_error(reason))
 
     def _expected_wait_s(self, ahead: int) -> float:
-        """Return the seconds until `ahead` calls have had their turn and the next permit is free."""
+        """Return the seconds until `calls_ahead` calls have had their turn and the next permit is free."""
         return (ahead + 1) * self._turnover.slot_interval_s(self._limit.value)
 
     def _overload_error(self, reason: ShedReason) -> BackendOverloaded:
@@ -265,8 +268,8 @@ class LimitedBackend:
         self._limiter = limiter
 
     @property
-    def crowd(self) -> Load:
-        return self._limiter.crowd
+    def occupancy(self) -> Load:
+        return self._limiter.occupancy
 
     def wait_s(self, priority: Priority) -> float:
         return self._limiter.wait_s(priority)

@@ -35,7 +35,7 @@ STORED_BY_DEFAULT = frozenset({"responses"})  # OpenAI stores responses to these
 CLIENT_TOOLS = frozenset({"function", "custom"})  # other tools (web search, MCP, code) run at the provider
 
 
-class Hedged(StrEnum):
+class HedgeOutcome(StrEnum):
     """The outcome of a call that outlasted its hedge delay: the label `outcome` of `nearhit_hedges_total`."""
 
     WON = "won"  # the second upstream's response was served
@@ -68,7 +68,7 @@ class HedgeBudget:
         self._share = share
         self._tokens = 0.0
 
-    def asked(self) -> None:
+    def record_call(self) -> None:
         """Record a call that could be hedged."""
         self._tokens = min(BURST, self._tokens + self._share)
 
@@ -119,22 +119,22 @@ def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None
     return delay if delay + (other_s or 0.0) < remaining_s else None
 
 
-def has_room(crowd: Load) -> bool:
+def has_room(occupancy: Load) -> bool:
     """Return whether one more call would get a permit at once."""
-    return crowd.queued == 0 and crowd.inflight < crowd.limit
+    return occupancy.queued == 0 and occupancy.inflight < occupancy.limit
 
 
-def skip_reason(budget: HedgeBudget, all_loads: Sequence[Load], others: Sequence[Load]) -> Hedged | None:
+def skip_reason(budget: HedgeBudget, all_loads: Sequence[Load], others: Sequence[Load]) -> HedgeOutcome | None:
     """Return why a due hedge is not sent; None if it is sent, and then its token is spent.
 
     `all_loads` are the loads of all upstreams of the backend; `others` are those of the other upstreams in service. If
     any call waits for a permit, the upstreams are at capacity, and a hedge would slow every call down.
     """
     if not others:
-        return Hedged.ALONE
-    if any(crowd.queued for crowd in all_loads) or not any(map(has_room, others)):
-        return Hedged.OVERLOADED
-    return None if budget.spend() else Hedged.BUDGET
+        return HedgeOutcome.ALONE
+    if any(occupancy.queued for occupancy in all_loads) or not any(map(has_room, others)):
+        return HedgeOutcome.OVERLOADED
+    return None if budget.spend() else HedgeOutcome.BUDGET
 
 
 CANCEL_RETRY_S = 0.05  # a library that is closing a connection can swallow a cancellation, so it is repeated
@@ -171,7 +171,7 @@ class Hedging:
         asked = call_features(request.call, request.route)
         if asked is None or not is_hedgeable(request.call, is_internal=request.internal):
             return None
-        self._budget.asked()
+        self._budget.record_call()
         now, until = self._clock.monotonic(), request.due
         predicted = endpoint.predict(asked, now, self._rules.quantile)
         others = (
@@ -182,7 +182,7 @@ class Hedging:
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
         return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
 
-    async def asked(
+    async def send_hedged(
         self, send: Send, endpoint: Upstream, request: RequestContext, delay: float, choose: Select
     ) -> list[HedgeAttempt]:
         """Call `endpoint`; after `delay` seconds without a response, also call the upstream that `choose` returns.
@@ -211,14 +211,14 @@ class Hedging:
 
     async def _race_against(self, race: _Race, other: Upstream) -> list[HedgeAttempt]:
         race.start(other, own_timings=True)
-        outcome = Hedged.FAILED
+        outcome = HedgeOutcome.FAILED
         try:
             attempts = await race.first_decisive()
             if race.is_decisive(attempts[-1].outcome):
-                outcome = Hedged.WON if attempts[-1].endpoint is other else Hedged.LOST
+                outcome = HedgeOutcome.WON if attempts[-1].endpoint is other else HedgeOutcome.LOST
             return attempts
         except asyncio.CancelledError:
-            outcome = Hedged.CANCELLED
+            outcome = HedgeOutcome.CANCELLED
             raise
         finally:
             self._telemetry.hedges.add(outcome)
@@ -232,12 +232,12 @@ class Hedging:
             and other.breaker.state(now) is BreakerState.CLOSED
             and not other.retry_after_s(request.tenant, now)
         ]
-        crowds = [each.backend.crowd for each in self._endpoints]
-        reason = skip_reason(self._budget, crowds, [other.backend.crowd for other in others])
+        occupancies = [each.backend.occupancy for each in self._endpoints]
+        reason = skip_reason(self._budget, occupancies, [other.backend.occupancy for other in others])
         if reason is not None:
             self._telemetry.hedges.add(reason)
             return None
-        return choose([other for other in others if has_room(other.backend.crowd)])
+        return choose([other for other in others if has_room(other.backend.occupancy)])
 
 
 async def _finish(race: _Race, attempts: Sequence[HedgeAttempt]) -> None:

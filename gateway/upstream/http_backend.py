@@ -23,7 +23,7 @@ from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
 from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
-from gateway.ports import Clock, Translated
+from gateway.ports import Clock, TranslatedCall
 from gateway.streams import ClosingStream, close_body
 from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
 from gateway.upstream.base_url import BaseUrl
@@ -63,7 +63,7 @@ def rename_model_in_path(path: str, models: ModelNames) -> str:
 
 
 # Responses in the backend's dialect are translated into the client's.
-async def translate_response(name: str, response: Response, translated: Translated) -> Response:
+async def translate_response(name: str, response: Response, translated: TranslatedCall) -> Response:
     """Return the translated response. Raise `BackendError` if it cannot be parsed. `name` is the backend's."""
     body = response.body
     try:
@@ -85,7 +85,7 @@ def _json(response: Response, data: bytes) -> Response:
     return replace(response, headers=(*headers, ("Content-Type", "application/json")), body=FullBody(data))
 
 
-async def _events(events: AsyncIterator[Event], translated: Translated) -> AsyncGenerator[Event, None]:
+async def _events(events: AsyncIterator[Event], translated: TranslatedCall) -> AsyncGenerator[Event, None]:
     async for event in events:
         try:
             said = translated.events(event)
@@ -240,7 +240,7 @@ class HttpBackend(LimitedBackend):
             return BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent)
         return BadRequest(str(error)) if isinstance(error, ValueError) else error
 
-    def _translate(self, call: Call) -> Translated:
+    def _translate(self, call: Call) -> TranslatedCall:
         """Translate the call into the endpoint's dialect. Raise `BadRequest`."""
         translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
         if translation is None:
@@ -327,7 +327,7 @@ class HttpBackend(LimitedBackend):
     def _models_request(self, headers: list[tuple[str, str]], query: str = "") -> UpstreamRequest:
         return UpstreamRequest("GET", self.target(MODELS, query), headers)
 
-    def upstream_request(self, request: RequestContext, translated: Translated | None = None) -> UpstreamRequest:
+    def upstream_request(self, request: RequestContext, translated: TranslatedCall | None = None) -> UpstreamRequest:
         """Return the request as `send` would send it. Raise `BadRequest`."""
         call = request.call
         if call is None:

@@ -15,7 +15,7 @@ from yarl import URL
 
 from gateway.upstream.aiohttp_session import CURRENT_CONNECTION, AiohttpSession, PooledConnection
 from gateway.upstream.http1.client import Client
-from gateway.upstream.http1.errors import Broken, ConnectFailed, ConnectTimedOut, ExchangeFailed, TimedOut
+from gateway.upstream.http1.errors import ConnectFailed, ConnectionBroken, ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines, header_lines, request_opening
 
 
@@ -209,7 +209,7 @@ class _Answer:
         except TimeoutError:
             raise TimedOut("nothing came in time") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Broken(type(error).__name__) from None
+            raise ConnectionBroken(type(error).__name__) from None
 
     def close(self) -> None:
         if self.at_eof:

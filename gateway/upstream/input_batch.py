@@ -100,14 +100,14 @@ class _Flight:
             return [await resolve_response(forward(self._members[0].request))]
         calls = [member.request.call for member in self._members]
         known = [call for call in calls if call is not None]
-        response = await resolve_response(forward(self._members[0].request.with_call(self._batch.gathered(known))))
+        response = await resolve_response(forward(self._members[0].request.with_call(self._batch.merge(known))))
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the response to several inputs is too large to be split", retryable=False)
         if response.status != 200:
             return [response for _ in self._members]
         try:
-            pieces = self._batch.divided(known, response.body.data)
+            pieces = self._batch.split_answer(known, response.body.data)
         except MalformedResponse as error:
             raise BackendError(str(error), retryable=False) from None
         return [replace(response, body=FullBody(piece)) for piece in pieces]

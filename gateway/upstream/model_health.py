@@ -115,7 +115,7 @@ class ModelCare:
 
     async def run(self) -> None:
         while True:
-            await self._hosted.wrong()
+            await self._hosted.wait_unready()
             for name, condition in tuple(self._hosted.conditions.items()):
                 if condition is not ModelCondition.READY:
                     try:
@@ -143,7 +143,7 @@ class ModelCare:
             return
         repairs.on_recovery(now)
         self._unloaded.discard(name)
-        self._hosted.told(name, ModelCondition.READY)
+        self._hosted.record(name, ModelCondition.READY)
         if all(each is ModelCondition.READY for each in self._hosted.conditions.values()):
             breaker.succeeded(sent_at=now)
         LOG.info("model answers again", extra={"fields": self._fields(name)})

@@ -13,7 +13,12 @@ import onnxruntime
 import orjson
 
 from gateway.adapters.onnx.tensors import TensorGraph
-from gateway.adapters.onnx.text_models import ClassifierInput, SentenceEmbedder, TextClassifier, parse_classifier_input
+from gateway.adapters.onnx.text_models import (
+    ClassifierInput,
+    OnnxTextClassifier,
+    SentenceEmbedder,
+    parse_classifier_input,
+)
 from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
@@ -25,7 +30,7 @@ from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, Concurrency
 from gateway.upstream.header_filter import JSON, OCTETS, SSE
 
 T = TypeVar("T")
-Model = TextClassifier | SentenceEmbedder | TensorGraph
+Model = OnnxTextClassifier | SentenceEmbedder | TensorGraph
 
 
 class OnnxBackend(LimitedBackend):
@@ -145,7 +150,7 @@ class OnnxBackend(LimitedBackend):
         self,
         request: RequestContext,
         call: Call,
-        model: TextClassifier,
+        model: OnnxTextClassifier,
         question: ClassifierInput,
         answer: TextAnswer,
         permit: ConcurrencyPermit,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.tensors import TensorGraph
-from gateway.adapters.onnx.text_models import SentenceEmbedder, TextClassifier
+from gateway.adapters.onnx.text_models import OnnxTextClassifier, SentenceEmbedder
 from gateway.config import OnnxBackendConfig
 from gateway.ports import Clock
 from gateway.upstream.onnx_backend import Model, OnnxBackend
@@ -14,7 +14,7 @@ from gateway.upstream.upstream import UpstreamConfig
 
 _READERS: Mapping[str, Callable[[ModelDir, int], Model]] = {
     "embed": SentenceEmbedder,
-    "classify": TextClassifier,
+    "classify": OnnxTextClassifier,
     "tensors": TensorGraph,
 }
 

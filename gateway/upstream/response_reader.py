@@ -107,7 +107,7 @@ class ResponseReader:
         if self._deadline < math.inf:  # a reader that takes nothing must not hold the permit any longer
             self._timer = self._loop.call_at(self._deadline, self._release)
         if isinstance(answer, HttpResponse):
-            return ObservedStream(_Telling(self, answer, first, feed, close), StreamObserver(on_close=self.close))
+            return ObservedStream(_NotifyingBody(self, answer, first, feed, close), StreamObserver(on_close=self.close))
         return ObservedStream(_Body(self, first, feed, close), StreamObserver(on_close=self.close))
 
     async def read(self) -> bytes:
@@ -145,7 +145,7 @@ class ResponseReader:
 class _Body(Generic[T]):
     """The rest of a body as a `Source`: `feed` converts each chunk, and `close` the end."""
 
-    tells, drained = False, True
+    can_notify, drained = False, True
 
     def __init__(
         self,
@@ -172,14 +172,14 @@ class _Body(Generic[T]):
     async def wait(self) -> None:
         self._chunk = await self._exchange.read()
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
-        raise NotImplementedError  # `tells` is False, so this is never called
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        raise NotImplementedError  # `can_notify` is False, so this is never called
 
 
-class _Telling(_Body[T]):
+class _NotifyingBody(_Body[T]):
     """The rest of a body that calls back when data arrives."""
 
-    tells = True
+    can_notify = True
 
     def __init__(
         self,
@@ -210,8 +210,8 @@ class _Telling(_Body[T]):
                 self.drained = not (answer.chunks or answer.whole or answer.error)
                 return items
 
-    def tell(self, wake: Callable[[], None] | None) -> None:
-        self._answer.tell(wake, *self._exchange.limits)
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        self._answer.subscribe(wake, *self._exchange.limits)
 
 
 def _length_of(header_map: Mapping[str, str]) -> int:

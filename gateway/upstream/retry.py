@@ -76,17 +76,17 @@ class RetryBudget:
     A share of 0 allows none. Each backend has one budget, because a failing backend fails for all routes. `reserved`
     counts retries that are set aside for calls in flight.
 
-    Call `asked` for each call (not for its retries), `spend` for each retry, and `refund` with the number of spent
-    retries that were not made.
+    Call `record_call` for each call (not for its retries), `spend` for each retry, and `refund` with the number of
+    spent retries that were not made.
     """
 
-    __slots__ = ("_calls", "_retries", "_share", "asked", "refund", "reserved", "spend")
+    __slots__ = ("_calls", "_retries", "_share", "record_call", "refund", "reserved", "spend")
 
     def __init__(self, share: float) -> None:
         self._share = share
         self.reserved = 0
         self._calls, self._retries = RetryWindow(), RetryWindow()
-        self.asked, self.spend = self._calls.add, self._retries.add  # bound methods save a frame on each call
+        self.record_call, self.spend = self._calls.add, self._retries.add  # bound methods save a frame on each call
         self.refund = self._retries.subtract
 
     def is_available(self, now: float) -> bool:

@@ -92,15 +92,15 @@ class MetricsReader:
                     page += piece
         except (aiohttp.ClientError, TimeoutError) as error:
             self._endpoint.server_load = ServerLoad()
-            self._tell(f"{type(error).__name__}: {error}")
+            self._log_change(f"{type(error).__name__}: {error}")
             return
         found = metrics_of(page.decode("utf-8", "replace"), self._models)
         # Its own calls are in the server's queue too, or in a model: they count once.
         elsewhere = max(0, (found.queued or 0) - self._endpoint.load)
         self._endpoint.server_load = ServerLoad(elsewhere, found.gpu_utilization, found.gpu_memory_bytes)
-        self._tell("" if found.queued is not None else f"no {_QUEUE} of {', '.join(self._models)}")
+        self._log_change("" if found.queued is not None else f"no {_QUEUE} of {', '.join(self._models)}")
 
-    def _tell(self, fault: str) -> None:
+    def _log_change(self, fault: str) -> None:
         """Log a change between present and away."""
         if bool(fault) == self._is_away:
             return

@@ -98,7 +98,7 @@ class TritonBackend(LimitedBackend):
             permit.release()
             raise
         if response.status == 200:
-            self.hosted.told(self._model_of(call), ModelCondition.READY)
+            self.hosted.record(self._model_of(call), ModelCondition.READY)
         if isinstance(response.body, FullBody):
             permit.release()
         return response
@@ -244,7 +244,7 @@ class TritonBackend(LimitedBackend):
             return BackendError(f"backend '{self.name}' refused the request: {error.message()}"[:300], status=400)
         condition = condition_from_error(error)
         if condition is not None:
-            self.hosted.told(model, condition)
+            self.hosted.record(model, condition)
             if model != self._embedding_model:  # text requests are served even without it
                 return ModelNotReady(f"model '{model}' of backend '{self.name}' is {condition}")
         return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")

@@ -190,7 +190,7 @@ class Upstream:
         """
         with self.attempt(request) as attempt:
             answer = self.backend.send(request)
-            return attempt.answered(await (answer if timeout_s is None else self._within(answer, timeout_s)))
+            return attempt.track_response(await (answer if timeout_s is None else self._within(answer, timeout_s)))
 
     async def _within(self, answer: Awaitable[Response], timeout_s: float) -> Response:
         try:
@@ -203,7 +203,8 @@ class Upstream:
 class Attempt:
     """`Attempt` follows one call to an upstream from before it is sent to its last byte.
 
-    It records latency, health and load. It ends with `answered`, whose body then reports its end, or with `failed`.
+    It records latency, health and load. It ends with `track_response`, whose body then reports its end, or with
+    `failed`.
     """
 
     __slots__ = (
@@ -261,7 +262,7 @@ class Attempt:
             self.span.error = outcome_of(error)
         self._finish()
 
-    def answered(self, response: Response) -> Response:
+    def track_response(self, response: Response) -> Response:
         """Record the first byte, and return the response with a body that reports its end."""
         endpoint, body, status, request = self._endpoint, response.body, response.status, self._request
         self.first = now = request.since("upstream", self.started_at)
@@ -272,7 +273,7 @@ class Attempt:
         if response.headers is not endpoint.unlimited_headers:
             endpoint.record_rate_limits(request.tenant, status, response.headers, now)
         if self.span is not None:
-            self.span.answered(now, response)
+            self.span.record_response(now, response)
         if self._pace is not None and status < 400:
             self._pace.observe(now - self.started_at, now)
         if whole:
@@ -318,7 +319,7 @@ class Attempt:
                     span.saw(event.data)
             return events
 
-        def ended() -> None:
+        def on_end() -> None:
             now = self._endpoint.clock.monotonic()
             self._endpoint.telemetry.backend_seconds.observe(now - self.started_at, self._endpoint.backend.name)
             self._latency_recorded = True
@@ -327,12 +328,12 @@ class Attempt:
             if self._is_observed and self._endpoint.latency.should_observe(now):
                 self._record_latency(first, now, pieces=pieces)
 
-        def broke(error: UpstreamStreamError) -> None:
+        def on_error(error: UpstreamStreamError) -> None:
             self._latency_recorded = True  # the error says nothing about the full duration
             if span is not None:
                 span.error = outcome_of(error)
 
-        return StreamObserver(saw, ended, broke)
+        return StreamObserver(saw, on_end, on_error)
 
     def _record_latency(self, first: float, now: float, *, pieces: int) -> None:
         """Record the latency at the last byte. `pieces` counts the events of a stream: about one a token."""
@@ -357,8 +358,8 @@ class Attempt:
             return
         now = endpoint.clock.monotonic()
         if self.span is not None and request.traced is not None:
-            self.span.over = now
-            request.traced.ended(self.span)
+            self.span.ended = now
+            request.traced.record_call(self.span)
         if self.first is None and self._pace is not None:
             self._pace.observe_censored(now - self.started_at, now)
         features = None if self._latency_recorded else call_features(request.call, request.route)

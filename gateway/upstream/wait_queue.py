@@ -106,7 +106,7 @@ class WaitQueue:
         room = min(room, _within(max(bearable_s, LOOP_S), slot_interval_s))
         return max(MIN_ROOM, room, ceiling * STARTING_PER_SLOT if is_starting else 0)
 
-    def ahead(self, priority: Priority, due: float = inf) -> int:
+    def calls_ahead(self, priority: Priority, due: float = inf) -> int:
         """Return the number of calls that would be served before such a new call."""
         before = sum(len(self._classes[higher]) for higher in Priority if higher < priority)
         return before + bisect_left(self._classes[priority], due, key=attrgetter("due"))

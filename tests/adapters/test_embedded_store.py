@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.redis import embedded_valkey
-from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, wait_until_loaded
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LoadingProbe, wait_until_loaded
 from gateway.adapters.system.child_process import ChildFailed, ChildProcess
 
 
@@ -110,10 +110,10 @@ async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
     try:
         with caplog.at_level(logging.INFO, "nearhit"):
             if step:
-                await wait_until_loaded(child, LogLineReader(path), 0.01)
+                await wait_until_loaded(child, LoadingProbe(path), 0.01)
             else:
                 with pytest.raises(ChildFailed, match=r"toy was not ready within 0\.01 s"):
-                    await wait_until_loaded(child, LogLineReader(path), 0.01)
+                    await wait_until_loaded(child, LoadingProbe(path), 0.01)
         assert loading.asked == asked
         assert [each.fields["percent"] for each in caplog.records if hasattr(each, "fields")] == [40.0, 80.0, 120.0][
             : asked if step else 0
@@ -126,8 +126,8 @@ async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
 async def test_how_far_a_store_is_can_be_read_from_a_real_one(tmp_path: Path) -> None:
     server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
     try:
-        reading = LogLineReader(Path(server.url.removeprefix("unix://")))
-        assert await reading.over()
+        reading = LoadingProbe(Path(server.url.removeprefix("unix://")))
+        assert await reading.is_answering()
         assert await reading.is_progressing(), "it is done"
     finally:
         await server.stop()

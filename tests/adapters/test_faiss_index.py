@@ -61,12 +61,12 @@ async def found(index: FaissIndex, asked: int = 0, scope: str = "s") -> list[str
 async def test_a_partition_is_flat_while_small_and_made_of_lists_beyond() -> None:
     with closing(FaissIndex(DIMENSION, max_entries=100, plan=TINY)) as index:
         await fill(index, range(8))
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is FlatPartition
         (best,) = await index.search("s", vector_of(3), 1)
         assert best.similarity == pytest.approx(1.0, abs=1e-6)
         await fill(index, range(8, 9))
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is IvfPartition
         for i in range(9):
             (best,) = await index.search("s", vector_of(i), 1)
@@ -76,15 +76,15 @@ async def test_a_partition_is_flat_while_small_and_made_of_lists_beyond() -> Non
 async def test_it_is_trained_again_when_it_has_grown_fourfold_and_flat_again_when_little_is_left() -> None:
     with closing(FaissIndex(DIMENSION, max_entries=100, plan=TINY)) as index:
         await fill(index, range(9))
-        await index.settled()
+        await index.wait_settled()
         await fill(index, range(9, 36))
-        await index.settled()
+        await index.wait_settled()
         assert index._contents.partitions["s"].trained_for == 9
         await fill(index, range(36, 37))
-        await index.settled()
+        await index.wait_settled()
         assert index._contents.partitions["s"].trained_for == 37
         await index.remove([str(i) for i in range(36)])
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is FlatPartition, "one is too few for lists"
         assert await found(index) == ["36"]
 
@@ -95,7 +95,7 @@ async def test_lists_of_few_entries_are_made_anew_at_twice_as_many() -> None:
         trained = []
         for entries in (9, 18, 19, 38, 39, 76, 100):
             await fill(index, range(index.size, entries))
-            await index.settled()
+            await index.wait_settled()
             trained.append(index._contents.partitions["s"].trained_for)
         assert trained == [9, 9, 19, 19, 39, 39, 39]
 
@@ -108,7 +108,7 @@ async def test_the_old_form_serves_while_the_new_one_is_trained(held: HeldTraini
             assert (await found(index, i))[0] == str(i)
         assert form(index) is FlatPartition
         held.go.set()
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is IvfPartition
 
 
@@ -125,7 +125,7 @@ async def test_what_is_added_and_removed_during_the_training_is_there_and_gone_a
         expected = {"1", "2", "3", "5", "6", "7", *map(str, range(21, 40))}
         assert set(await found(index)) == expected
         held.go.set()
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is IvfPartition
         names = await found(index)
         assert (set(names), len(names)) == (expected, len(expected))
@@ -145,7 +145,7 @@ async def test_a_swap_amid_concurrent_additions_and_removals_loses_and_revives_n
         async with asyncio.TaskGroup() as tasks:
             for worker in range(4):
                 tasks.create_task(work(worker))
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is IvfPartition
         expected = {f"{w}/{i}" for w in range(4) for i in range(200)} - {
             f"{w}/{i // 2}" for w in range(4) for i in range(0, 200, 3)
@@ -161,7 +161,7 @@ async def test_a_partition_that_is_emptied_during_its_training_stays_empty(held:
         await index.remove([str(i) for i in range(9)])
         await fill(index, range(50, 52))
         held.go.set()
-        await index.settled()
+        await index.wait_settled()
         assert sorted(await found(index)) == ["50", "51"]
         assert index.size == 2
 
@@ -176,7 +176,7 @@ async def test_a_training_that_fails_leaves_the_old_form_and_is_not_repeated_at_
     with closing(FaissIndex(DIMENSION, max_entries=100, plan=TINY, train=train)) as index:
         for i in range(30):
             await fill(index, range(i, i + 1))
-            await index.settled()
+            await index.wait_settled()
         assert tried == [9, 18]
         assert sorted(await found(index)) == sorted(map(str, range(30)))
 
@@ -217,7 +217,7 @@ async def test_the_bytes_it_reports_are_those_of_the_form_it_has() -> None:
         flat = index.bytes
         assert 1000 * 4 * 256 <= flat <= 2.5 * 1000 * 4 * 256
         await index.add("1000", "s", vector_of(1000, 256))
-        await index.settled()
+        await index.wait_settled()
         assert 1000 * 2 * 256 <= index.bytes < flat
         await index.remove([str(i) for i in range(1001)])
         assert (index.bytes, index.size) == (0, 0)
@@ -240,7 +240,7 @@ async def test_every_hit_is_found_among_clusters_with_the_usual_number_of_lists(
     with closing(FaissIndex(64, max_entries=10_000, plan=IndexPlan(flat_up_to=500))) as index:
         for i, vector in enumerate(stored):
             await index.add(str(i), "s", vector)
-        await index.settled()
+        await index.wait_settled()
         assert form(index) is IvfPartition
         for i in range(0, 4000, 20):
             asked = stored[i] + 0.03 * draw.standard_normal(64).astype(np.float32)
@@ -284,10 +284,10 @@ def test_any_sequence_finds_what_looking_at_everything_would(steps: list[tuple])
                         for name in known:
                             del model[name]
                     case ("settle",):
-                        await index.settled()
+                        await index.wait_settled()
                     case ("search", scope, seed):
                         await same(index, model, scope, vector_of(seed))
-            await index.settled()
+            await index.wait_settled()
             for scope in (0, 1):
                 await same(index, model, scope, vector_of(7))
             assert index.size == len(model)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, GarbageCollection, collecting, untrack
-from gateway.cache.eviction import _Place
+from gateway.cache.eviction import _LedgerEntry
 from gateway.cache.memory_cache import _Resident
 from gateway.messages import Entry
 from tests.fixtures.gateways import Served, at_rest
@@ -145,4 +145,4 @@ async def test_a_full_collection_walks_no_entry(served: Served) -> None:
     residents = served.gateway.parts.space.store._residents
     walked = {type(each) for each in gc.get_objects()}
     assert len(residents) == 20
-    assert not walked & {Entry, _Resident, _Place}
+    assert not walked & {Entry, _Resident, _LedgerEntry}

@@ -63,11 +63,11 @@ async def test_a_partition_is_on_the_cpu_while_small_and_searched_on_the_device_
     index: FaissIndex, device: CpuDevice
 ) -> None:
     await fill(index, range(11))
-    await index.settled()
-    assert (index.placed, device.placed) == (0, [])
+    await index.wait_settled()
+    assert (index.entries_on_device, device.placed) == (0, [])
     await fill(index, range(11, 40))
-    await index.settled()
-    assert index.placed == index.size == 40
+    await index.wait_settled()
+    assert index.entries_on_device == index.size == 40
     for i in range(40):
         assert (await found(index, i, 1)) == [str(i)]
     assert device.placed[-1].asked, "a search went there"
@@ -75,7 +75,7 @@ async def test_a_partition_is_on_the_cpu_while_small_and_searched_on_the_device_
 
 async def test_what_comes_and_goes_afterwards_is_found_and_gone_at_once(index: FaissIndex, device: CpuDevice) -> None:
     await fill(index, range(40))
-    await index.settled()
+    await index.wait_settled()
     await fill(index, range(40, 44))
     await index.remove(["0", "1", "41"])
     assert set(await found(index)) == {str(i) for i in range(44)} - {"0", "1", "41"}
@@ -85,27 +85,27 @@ async def test_what_comes_and_goes_afterwards_is_found_and_gone_at_once(index: F
 
 async def test_once_much_of_it_is_gone_it_is_copied_anew(index: FaissIndex, device: CpuDevice) -> None:
     await fill(index, range(64))
-    await index.settled()
+    await index.wait_settled()
     copies = len(device.placed)
     await index.remove([str(i) for i in range(8)])
-    await index.settled()
+    await index.wait_settled()
     assert len(device.placed) == copies, "an eighth may be gone"
     await index.remove(["8"])
-    await index.settled()
-    assert (len(device.placed), len(device.placed[-1]), index.placed) == (copies + 1, 55, 55)
+    await index.wait_settled()
+    assert (len(device.placed), len(device.placed[-1]), index.entries_on_device) == (copies + 1, 55, 55)
     assert set(await found(index)) == set(map(str, range(9, 64)))
 
 
 async def test_the_lists_that_a_checkpoint_brings_are_copied_to_the_device(device: CpuDevice, tmp_path: Path) -> None:
     with closing(FaissIndex(DIMENSION, max_entries=1000, plan=TINY)) as before:
         await fill(before, range(40))
-        await before.settled()
-        await asyncio.to_thread(write_checkpoint, tmp_path / "checkpoint", KIND, before.pieces())
+        await before.wait_settled()
+        await asyncio.to_thread(write_checkpoint, tmp_path / "checkpoint", KIND, before.chunks())
     with closing(index_on(device)) as index:
         await index.load(read_checkpoint(tmp_path / "checkpoint", KIND, 1000))
-        await index.settled()
-        assert (index.placed, set(await found(index))) == (40, set(map(str, range(40))))
-        await asyncio.to_thread(write_checkpoint, tmp_path / "again", KIND, index.pieces())
+        await index.wait_settled()
+        assert (index.entries_on_device, set(await found(index))) == (40, set(map(str, range(40))))
+        await asyncio.to_thread(write_checkpoint, tmp_path / "again", KIND, index.chunks())
     with closing(FaissIndex(DIMENSION, max_entries=1000, plan=TINY)) as after:
         await after.load(read_checkpoint(tmp_path / "again", KIND, 1000))
         assert set(await found(after)) == set(map(str, range(40))), "what is on the device is written, too"
@@ -113,16 +113,16 @@ async def test_the_lists_that_a_checkpoint_brings_are_copied_to_the_device(devic
 
 async def test_a_device_without_room_leaves_the_partition_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     class Full(CpuDevice):
-        def place(self, empty: object) -> object:
+        def copy_to_device(self, empty: object) -> object:
             raise RuntimeError("cudaMalloc error: out of memory")
 
     with closing(index_on(Full())) as index, caplog.at_level(logging.WARNING):
         await fill(index, range(40))
-        await index.settled()
-        assert (index.placed, set(await found(index))) == (0, set(map(str, range(40))))
+        await index.wait_settled()
+        assert (index.entries_on_device, set(await found(index))) == (0, set(map(str, range(40))))
         asked = len(caplog.records)
         await index.remove(["0"])
-        await index.settled()
+        await index.wait_settled()
     assert caplog.messages == ["a partition could not be copied to the device: it is searched on the CPU"] * asked
     assert asked <= 2, "not tried again before there are twice as many"
 
@@ -132,7 +132,7 @@ async def test_a_device_that_fails_is_left_alone(
     index: FaissIndex, device: CpuDevice, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     await fill(index, range(40))
-    await index.settled()
+    await index.wait_settled()
     device.placed[-1].broken = True
     with caplog.at_level(logging.ERROR):
         if when == "add":
@@ -144,7 +144,7 @@ async def test_a_device_that_fails_is_left_alone(
         await fill(index, range(41, 50))
         await index.remove(["3"])
         assert len(await found(index)) == index.size
-    assert index.placed == 0
+    assert index.entries_on_device == 0
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert said == ["the device failed: the partition is searched on the CPU until it is rebuilt"]
 
@@ -161,10 +161,10 @@ async def test_additions_and_removals_while_it_is_copied_are_neither_lost_nor_re
         async with asyncio.TaskGroup() as tasks:
             for worker in range(4):
                 tasks.create_task(work(worker))
-        await index.settled()
+        await index.wait_settled()
         expected = {f"{w}/{i}" for w in range(4) for i in range(50, 100)}
         assert set(await found(index)) == expected
-        assert index.placed == index.size == len(expected)
+        assert index.entries_on_device == index.size == len(expected)
         assert device.placed
 
 
@@ -186,7 +186,7 @@ async def test_a_gateway_starts_with_the_device_and_tells_what_is_on_it(
 def placed(entries: int, batch: int) -> tuple[GpuReplica, Matrix]:
     """With the entries 0 to `entries`, and their vectors."""
     vectors = np.stack([vector_of(i) for i in range(entries)])
-    made = GpuReplica(CpuDevice().place(empty_lists(vectors[:1], 1)), DIMENSION, batch=batch)
+    made = GpuReplica(CpuDevice().copy_to_device(empty_lists(vectors[:1], 1)), DIMENSION, batch=batch)
     made.put(np.arange(entries, dtype=np.int64), vectors)
     return made, vectors
 
@@ -225,7 +225,7 @@ def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_n
     entries = MAX_RESULTS + 100
     target, vectors = vector_of(1), np.stack([vector_of(i) for i in range(entries)])
     nearest = np.argsort(-(vectors @ target)).astype(np.int64)
-    lists = CpuDevice().place(empty_lists(vectors[:1], 1))
+    lists = CpuDevice().copy_to_device(empty_lists(vectors[:1], 1))
     made = GpuReplica(lists, DIMENSION)
     made.put(np.arange(entries, dtype=np.int64), vectors)
     made.search(target, 4)
@@ -261,11 +261,11 @@ async def test_a_gpu_finds_what_the_cpu_finds() -> None:
         pytest.skip(str(reason))
     with closing(index_on(device)) as index:
         await fill(index, range(400))
-        await index.settled()
+        await index.wait_settled()
         await fill(index, range(400, 420))
         await index.remove([str(i) for i in range(0, 300, 2)])
-        await index.settled()
-        assert index.placed == index.size
+        await index.wait_settled()
+        assert index.entries_on_device == index.size
         assert set(await found(index)) == {str(i) for i in range(420) if i >= 300 or i % 2}
         for i in (1, 299, 399, 419):
             assert (await found(index, i, 1)) == [str(i)]

@@ -39,7 +39,7 @@ async def filled(index: FaissIndex) -> FaissIndex:
         await index.add(f"n{i}", "big" if i % 3 else "small", vector_of(i))
     await index.add("alone", "tiny", vector_of(99))
     await index.remove(["n3", "n4"])
-    await index.settled()
+    await index.wait_settled()
     return index
 
 
@@ -58,7 +58,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 async def written(path: Path) -> Path:
     with closing(await filled(new_index())) as index:
-        write_checkpoint(path, KIND, index.pieces())
+        write_checkpoint(path, KIND, index.chunks())
     return path
 
 
@@ -70,7 +70,7 @@ def refusal(path: Path, kind: PartitionKind = KIND, max_entries: int = 100) -> s
 
 async def test_what_was_written_is_found_again_in_the_same_form(path: Path) -> None:
     with closing(await filled(new_index())) as index, closing(new_index()) as loaded:
-        assert write_checkpoint(path, KIND, index.pieces()) == index.size == 29
+        assert write_checkpoint(path, KIND, index.chunks()) == index.size == 29
         await loaded.load(read_checkpoint(path, KIND, 100))
         assert await everything(loaded) == await everything(index)
         assert (loaded.size, loaded.changes) == (29, 0)
@@ -109,11 +109,11 @@ async def test_what_was_added_before_the_load_is_younger_and_stays(written: Path
 
 
 async def test_an_entry_that_changed_its_scope_during_the_copy_is_there_once(path: Path) -> None:
-    def pieces() -> Iterator[CheckpointChunk]:
+    def chunks() -> Iterator[CheckpointChunk]:
         yield CheckpointChunk("old", ["a", "b"], Slice(np.array([1, 2]), np.stack([vector_of(1), vector_of(2)])), None)
         yield CheckpointChunk("new", ["a"], Slice(np.array([3]), vector_of(3)[np.newaxis]), None)
 
-    write_checkpoint(path, KIND, pieces())
+    write_checkpoint(path, KIND, chunks())
     with closing(new_index()) as index:
         await index.load(read_checkpoint(path, KIND, 100))
         assert index.size == 2
@@ -125,7 +125,7 @@ async def test_a_copy_taken_while_the_index_changes_holds_all_that_stayed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(await filled(new_index())) as index, closing(new_index()) as loaded:
-        pieces = index.pieces()
+        pieces = index.chunks()
         first = next(pieces)
         await index.remove(["n6", "n29", "alone"])
         await index.add("late", "big", vector_of(800))
@@ -201,7 +201,7 @@ async def test_a_crash_before_the_rename_leaves_the_last_one(written: Path, monk
 
     monkeypatch.setattr(Path, "replace", crash)
     with closing(new_index()) as index, pytest.raises(OSError, match="stops here"):
-        write_checkpoint(written, KIND, index.pieces())
+        write_checkpoint(written, KIND, index.chunks())
     monkeypatch.undo()
     assert written.read_bytes() == before
     # What a killed process leaves beside it is no obstacle and is never read.
@@ -209,18 +209,18 @@ async def test_a_crash_before_the_rename_leaves_the_last_one(written: Path, monk
     with closing(new_index()) as index:
         await index.load(read_checkpoint(written, KIND, 100))
         assert index.size == 29
-        write_checkpoint(written, KIND, index.pieces())
+        write_checkpoint(written, KIND, index.chunks())
     assert [file.name for file in written.parent.iterdir()] == ["checkpoint"]
 
 
 async def test_a_disk_that_fills_up_leaves_the_last_one(written: Path) -> None:
     before = written.read_bytes()
 
-    def pieces() -> Iterator[CheckpointChunk]:
+    def chunks() -> Iterator[CheckpointChunk]:
         yield CheckpointChunk("s", ["a"], Slice(np.array([1]), vector_of(1)[np.newaxis]), None)
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        write_checkpoint(written, KIND, pieces())
+        write_checkpoint(written, KIND, chunks())
     assert written.read_bytes() == before
     assert [file.name for file in written.parent.iterdir()] == ["checkpoint"]

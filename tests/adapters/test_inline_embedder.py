@@ -18,9 +18,9 @@ async def test_it_gives_what_its_encoder_gives_in_the_thread_that_asks() -> None
     threads: list[int] = []
 
     class Noted(HashEncoder):
-        def encode_one(self, text: str) -> Embedding:
+        def encode_text(self, text: str) -> Embedding:
             threads.append(threading.get_ident())
-            return super().encode_one(text)
+            return super().encode_text(text)
 
     encoder = Noted()
     embedder = InlineEmbedder(encoder)
@@ -32,7 +32,7 @@ async def test_it_gives_what_its_encoder_gives_in_the_thread_that_asks() -> None
 
 async def test_an_encoder_that_fails_makes_a_miss_and_its_text_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(HashEncoder):
-        def encode_one(self, text: str) -> Embedding:
+        def encode_text(self, text: str) -> Embedding:
             raise ValueError(f"cannot read {text}")
 
     with caplog.at_level(logging.ERROR), pytest.raises(EmbedderUnavailable, match="failed on this text"):

@@ -222,7 +222,7 @@ async def test_a_folder_that_cannot_be_written_is_a_sentence_and_nothing_changes
     def read_only(*_: object) -> None:  # as on a file system that is: root may write anywhere else
         raise OSError(30, os.strerror(30))
 
-    monkeypatch.setattr(folder_module, "replaced", read_only)
+    monkeypatch.setattr(folder_module, "replace_file", read_only)
     answer = await send(served, "/admin/policy", CHANGED)
     assert answer.status == 503
     assert answer.json["error"] == (
@@ -264,7 +264,7 @@ async def test_a_gateway_that_ends_between_two_files_has_both_after_the_next_sta
 ) -> None:
     """The mixture of two policies is one that nobody has checked."""
     config = config_in(tmp_path, upstream)
-    write = folder_module.replaced
+    write = folder_module.replace_file
     written: list[Path] = []
 
     class Ended(BaseException):
@@ -287,7 +287,7 @@ async def test_a_gateway_that_ends_between_two_files_has_both_after_the_next_sta
     assert change is not None
     files = {name: content.encode() for name, content in change.files.items()}
     life.history.record_pending(_change(change, config))
-    monkeypatch.setattr(folder_module, "replaced", once)
+    monkeypatch.setattr(folder_module, "replace_file", once)
     with pytest.raises(Ended):
         PolicyFolder(config.policies).write(files)
     monkeypatch.undo()

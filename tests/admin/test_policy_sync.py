@@ -14,7 +14,7 @@ import pytest
 from gateway.admin.policy_sync import should_adopt
 from gateway.app import Gateway
 from gateway.config.policy.history import Author
-from gateway.ports import Published
+from gateway.ports import PublishedPolicy
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
@@ -139,8 +139,8 @@ async def test_a_policy_that_does_not_fit_is_said_and_not_taken(start: Start, ca
     assert two.policy.hash == own
 
 
-def published(at: float = 100.0) -> Published:
-    return Published("b", {FILE: SECOND}, "ada", "", at)
+def published(at: float = 100.0) -> PublishedPolicy:
+    return PublishedPolicy("b", {FILE: SECOND}, "ada", "", at)
 
 
 @pytest.mark.parametrize(

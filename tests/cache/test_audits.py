@@ -190,7 +190,7 @@ async def test_too_many_misses_at_once_drop_the_oldest(promising: Served) -> Non
     budget = parts.space.comparisons.budget
     comparisons = AnswerComparer(parts.space.embedder, parts.space.labels, parts.telemetry, budget, limit=2)
     for seed in range(5):
-        comparisons.missed(missed(promising), entry_of(f"fresh-{seed}"))
+        comparisons.enqueue_miss(missed(promising), entry_of(f"fresh-{seed}"))
     assert parts.telemetry.comparisons_dropped.values[("default", "count")] == 3
     assert not comparisons.idle
 
@@ -482,7 +482,7 @@ async def test_a_restart_finds_threshold_and_evidence_as_they_were(start: Start)
         at_first = control.threshold(promise)
         for seed in range(400):
             score = 0.6 + seed / 1000
-            control.met(score)
+            control.record_neighbour(score)
             control.learn(Observation(vector_of(seed, 384), score, 0.5, Label.WRONG))
         control.hit()
         control.audited(Label.WRONG, 0.5)

@@ -14,10 +14,10 @@ import pytest
 from gateway.__main__ import main
 from gateway.cache.bans import MAX_BANS, Ban, BanConditions, decode, encode, limit_bans
 from gateway.cache.decoys import Decoys
-from gateway.cache.erasure import GRACE_S, ErasureTarget, RecentErasures, Traces
+from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces, RecentErasures
 from gateway.cache.erasure_report import ReportInvalid, public_key, sign, verify
 from gateway.cache.feedback import Counterexamples, relation_of
-from gateway.cache.kept_labels import read_labels
+from gateway.cache.label_archive import read_labels
 from gateway.cache.links import Links, link_of
 from gateway.cache.threshold.route_control import Evidence, LabelledLookup
 from gateway.cache.threshold.wrong_hits import Label
@@ -138,7 +138,7 @@ def test_lookups_of_an_erased_subject_teach_nothing_for_a_while() -> None:
 
 
 def test_pairs_are_found_by_the_entry_and_by_the_question() -> None:
-    traces, scope = Traces(), hexed("scope")
+    traces, scope = ErasureTraces(), hexed("scope")
     traces.add_entry(entry_of("gone", question="what of  alice?"), None)
     links = [
         link_of(scope, "another", hexed("gone"), 0.9),
@@ -225,9 +225,9 @@ async def test_all_that_a_user_caused_is_gone_and_nothing_else(
     judged.subjects = (
         DIGESTS.of_request("alice", "") if parts.subjects is None else parts.subjects.of_request("alice", "")
     )
-    parts.kept_labels.keep("default", judged, Label.RIGHT)
-    await parts.kept_labels.flush()
-    parts.kept_labels.keep("default", judged_of(question="kept of bob"), Label.RIGHT)
+    parts.label_archive.add("default", judged, Label.RIGHT)
+    await parts.label_archive.flush()
+    parts.label_archive.add("default", judged_of(question="kept of bob"), Label.RIGHT)
     await parts.recorder.flush()
     assert b"alice" in bytes_below(tmp_path, ["traffic", "labels"])
 
@@ -245,7 +245,7 @@ async def test_all_that_a_user_caused_is_gone_and_nothing_else(
     assert "alice" not in json.dumps(document)
 
     await parts.recorder.flush()
-    await parts.kept_labels.flush()
+    await parts.label_archive.flush()
     left = bytes_below(tmp_path, ["traffic", "labels"])
     assert b"alice" not in left
     assert b"kept of bob" in left

@@ -15,7 +15,7 @@ from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import worth_of
 from gateway.cache.eviction import EvictionLedger
 from gateway.errors import StoreUnavailable
-from gateway.tasks import cancelled
+from gateway.tasks import cancel_and_wait
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Served, at_rest, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
@@ -203,7 +203,7 @@ async def test_a_store_that_is_away_is_told_once_and_once_that_it_is_back(
     caplog.set_level("INFO", "nearhit.store")
     running = asyncio.create_task(evictions.run())
     await until(lambda: "the store answers again" in caplog.messages)
-    await cancelled(running)
+    await cancel_and_wait(running)
     # only what the store says: on a slow machine the watch of the event loop has a line of its own
     said = [record.message.partition(":")[0] for record in caplog.records if record.name == "nearhit.store"]
     assert said == [

@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.redis.leases import LOOK_UP, RENEW
 from gateway.adapters.redis.store_client import Script
 from gateway.cache import stores
-from gateway.tasks import cancelled
+from gateway.tasks import cancel_and_wait
 from tests.fixtures.entries import entry_of
 from tests.fixtures.far_store import FarStore, Sent, far_store
 from tests.fixtures.gateways import Served, at_rest, config_of, gateway_of
@@ -152,7 +152,7 @@ async def test_a_client_that_leaves_during_the_lookup_leaves_no_lease(served: Se
     with far.silent():
         asking = asyncio.create_task(served.chat("what is the time?"))
         await until(lambda: any(runs(command, LOOK_UP) for command in far.commands))
-        await cancelled(asking)
+        await cancel_and_wait(asking)
         await until(lambda: served.gateway.inflight.count == 0)
     await released(served, fingerprint_of(far.commands))
 

@@ -49,7 +49,7 @@ def test_two_that_tell_each_other_learn_what_one_process_would(seen: list[tuple[
         two[which].advance(counts[which])
         one.advance(sum(counts.values()))
         for control in (one, two[which]):
-            control.met(score, 10)
+            control.record_neighbour(score, 10)
             control.learn(observation)
             control.hit()
             control.audited(label, 0.5)

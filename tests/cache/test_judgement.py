@@ -20,7 +20,7 @@ from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.messages import Embedding, Refusal
-from gateway.ports import VERBATIM, Acceptance, Evaluated, Opinion, StoredCandidate
+from gateway.ports import VERBATIM, Acceptance, EvaluatedCandidate, Opinion, StoredCandidate
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 
 # Wrong up to a score of 0.7, and right above it.
@@ -28,10 +28,10 @@ CONTROL = RouteControl([(0.9 if band < 15 else 0.0, 0.002) for band in range(BAN
 PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 
 
-def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95) -> Evaluated:
+def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95) -> EvaluatedCandidate:
     control = CONTROL if acceptance is PROMISE else None
     threshold = CONTROL.threshold(acceptance)
-    return Evaluated(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, control))
+    return EvaluatedCandidate(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, control))
 
 
 def test_below_the_threshold_the_doubt_is_the_reason() -> None:

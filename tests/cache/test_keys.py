@@ -35,8 +35,8 @@ class Bare:
             body={},
             model="m",
             stream=False,
-            found=Decisive(self.content, self.content, None),
-            said="",
+            decisive_source=Decisive(self.content, self.content, None),
+            prompt_source="",
             max_tokens=None,
             user=None,
         )

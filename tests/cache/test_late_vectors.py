@@ -20,7 +20,7 @@ from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderCpu, EncoderQueue, OwnedText
-from gateway.tasks import cancelled
+from gateway.tasks import cancel_and_wait
 from tests.fixtures.entries import DIMENSION, entry_of, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore
 from tests.fixtures.waiting import until
@@ -99,7 +99,7 @@ async def late_of(limit: int = 9) -> AsyncIterator[Late]:
     late = Late(limit)
     job = asyncio.create_task(late.vectors.run())
     yield late
-    await cancelled(job)
+    await cancel_and_wait(job)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from gateway.cache.load_level import (
     STANDING_FACTOR,
     EncoderLoad,
     LoadLevel,
-    Step,
+    OptionalWork,
     next_level,
 )
 from gateway.cache.pair_queue import PairQueue
@@ -62,10 +62,10 @@ def test_each_level_leaves_out_one_step_more_and_counts_it() -> None:
     seen = []
     for share in ENTERED_AT:
         wait = 2.0 * share
-        seen.append([step for step in Step if step is not Step.PAIR and load.leaves_out(step)])
-    two = [Step.LEARNING, Step.VECTOR]
-    assert seen == [[Step.LEARNING], two, two, [*two, Step.LOOKUP]]
-    assert tuple(Step) == LEFT_OUT
+        seen.append([step for step in OptionalWork if step is not OptionalWork.PAIR and load.leaves_out(step)])
+    two = [OptionalWork.LEARNING, OptionalWork.VECTOR]
+    assert seen == [[OptionalWork.LEARNING], two, two, [*two, OptionalWork.LOOKUP]]
+    assert tuple(OptionalWork) == LEFT_OUT
     assert load.pairs == 0
     assert all(len(a) <= len(b) for a, b in pairwise(seen))
     counted = {step: n for (step,), n in telemetry.left_out.values.items()}

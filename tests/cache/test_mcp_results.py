@@ -116,20 +116,20 @@ def test_a_list_says_which_tools_only_read() -> None:
 
 def test_only_the_last_list_counts() -> None:
     knowledge = McpKnowledge()
-    assert not knowledge.note_tools("r", "alice", frozenset({"a"}), further_page=False)
-    assert not knowledge.note_tools("r", "alice", frozenset({"b"}), further_page=True)
+    assert not knowledge.record_tools("r", "alice", frozenset({"a"}), further_page=False)
+    assert not knowledge.record_tools("r", "alice", frozenset({"b"}), further_page=True)
     assert knowledge.only_reads("r", "alice", "a")
     assert knowledge.only_reads("r", "alice", "b")
     assert not knowledge.only_reads("r", "bob", "a")
     assert not knowledge.only_reads("s", "alice", "a")
-    assert knowledge.note_tools("r", "alice", frozenset({"b"}), further_page=False), "one is gone"
+    assert knowledge.record_tools("r", "alice", frozenset({"b"}), further_page=False), "one is gone"
     assert not knowledge.only_reads("r", "alice", "a")
 
 
 def test_a_change_concerns_one_owner_and_one_subject() -> None:
     published: list[str] = []
     knowledge, other = McpKnowledge(published.append), McpKnowledge()
-    knowledge.note_change("r", "alice", "tools/list", 100.0)
+    knowledge.record_change("r", "alice", "tools/list", 100.0)
     assert knowledge.changed_at("r", "alice", "tools/list") == 100.0
     assert knowledge.changed_at("r", "bob", "tools/list") == NEVER
     assert knowledge.changed_at("r", "alice", "prompts/list") == NEVER
@@ -142,7 +142,7 @@ def test_what_is_forgotten_counts_as_changed() -> None:
     knowledge = McpKnowledge()
     knowledge._changes = BoundedCache(2, evicted=knowledge._forget)
     for at, subject in enumerate(("a", "b", "c")):
-        knowledge.note_change("r", "alice", subject, float(at))
+        knowledge.record_change("r", "alice", subject, float(at))
     assert knowledge.changed_at("r", "alice", "c") == 2.0
     assert knowledge.changed_at("r", "alice", "a") == 0.0
     assert knowledge.changed_at("r", "bob", "z") == 0.0

@@ -54,7 +54,7 @@ async def reset(served: Served, body: bytes, headers: dict[str, str] | None = No
 def teach(served: Served, labels: int = 50) -> None:
     control = served.gateway.parts.space.controls.of("default")
     for seed in range(labels):
-        control.met(0.9)
+        control.record_neighbour(0.9)
         control.learn(Observation(vector_of(seed, 384), 0.9, 0.5, Label.RIGHT))
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.cache.pattern_cost import is_cheap
-from gateway.cache.schema_check import MAX_ANSWER_BYTES, Fit, SchemaValidator
+from gateway.cache.schema_check import MAX_ANSWER_BYTES, SchemaValidator, Validity
 from gateway.dialects.known import find_dialect
 from gateway.dialects.structured_answers import AnswerParts, ToolCall, demanded_form, read_answer
 from gateway.messages import Call
@@ -59,7 +59,7 @@ def tool_call_of(path: str, arguments: Any, name: str = "weather") -> bytes:
     return orjson.dumps({"content": [{"type": "tool_use", "name": name, "input": arguments}]})
 
 
-def fit_of(call: Call, answer: bytes) -> Fit:
+def fit_of(call: Call, answer: bytes) -> Validity:
     return SchemaValidator().check(demanded_form(call), call, (answer,), False)
 
 
@@ -67,30 +67,32 @@ def fit_of(call: Call, answer: bytes) -> Fit:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"city": "Rome"}', Fit.VALID),
-        ('{"city": 7}', Fit.INVALID),
-        ("{}", Fit.INVALID),
-        ('```json\n{"city": "Rome"}\n```', Fit.INVALID),
-        ("", Fit.INVALID),
+        ('{"city": "Rome"}', Validity.VALID),
+        ('{"city": 7}', Validity.INVALID),
+        ("{}", Validity.INVALID),
+        ('```json\n{"city": "Rome"}\n```', Validity.INVALID),
+        ("", Validity.INVALID),
     ],
 )
-def test_a_text_must_be_json_of_the_schema_in_every_dialect(path: str, text: str, expected: Fit) -> None:
+def test_a_text_must_be_json_of_the_schema_in_every_dialect(path: str, text: str, expected: Validity) -> None:
     assert fit_of(call_of(path, **FORMS[path]), text_of(path, text)) is expected
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-@pytest.mark.parametrize(("arguments", "expected"), [({"city": "Rome"}, Fit.VALID), ({"city": 7}, Fit.INVALID)])
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [({"city": "Rome"}, Validity.VALID), ({"city": 7}, Validity.INVALID)]
+)
 def test_the_arguments_of_a_tool_call_must_fit_the_tool_in_every_dialect(
-    path: str, arguments: Any, expected: Fit
+    path: str, arguments: Any, expected: Validity
 ) -> None:
     call = call_of(path, **TOOLS[path])
     assert fit_of(call, tool_call_of(path, arguments)) is expected
-    assert fit_of(call, text_of(path, "a text is free where only tools have schemas")) is Fit.VALID
+    assert fit_of(call, text_of(path, "a text is free where only tools have schemas")) is Validity.VALID
     assert fit_of(call_of(path, **TOOLS[path], **FORMS[path]), tool_call_of(path, arguments)) is expected
 
 
 def test_arguments_that_are_no_json_do_not_fit() -> None:
-    assert fit_of(call_of(CHAT, **TOOLS[CHAT]), tool_call_of(CHAT, '{"city": "Ro')) is Fit.INVALID
+    assert fit_of(call_of(CHAT, **TOOLS[CHAT]), tool_call_of(CHAT, '{"city": "Ro')) is Validity.INVALID
 
 
 def test_the_older_field_of_messages_and_functions_is_read() -> None:
@@ -119,27 +121,27 @@ def test_a_request_without_a_readable_schema_demands_nothing(body: dict[str, Any
 @pytest.mark.parametrize(
     ("schema", "value", "expected"),
     [
-        ({"$schema": "http://json-schema.org/draft-07/schema#", **CITY}, {"city": 1}, Fit.INVALID),
-        ({"$ref": "#/$defs/c", "$defs": {"c": CITY}}, {"city": "Rome"}, Fit.VALID),
-        ({"$ref": "#/$defs/c", "$defs": {"c": CITY}}, {"city": 1}, Fit.INVALID),
-        ({"$ref": "http://127.0.0.1:9/schema.json"}, {}, Fit.BAD_SCHEMA),
-        ({"$ref": "file:///etc/passwd"}, {}, Fit.BAD_SCHEMA),
-        ({"$ref": "#/$defs/none"}, {}, Fit.BAD_SCHEMA),
-        ({"$ref": "#"}, {}, Fit.BAD_SCHEMA),
-        ({"type": "strin"}, {}, Fit.BAD_SCHEMA),
-        ({"required": "city"}, {}, Fit.BAD_SCHEMA),
-        ({"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#"}}}, {}, Fit.BAD_SCHEMA),
-        ({"patternProperties": {"(a+)+$": {}}}, {"a" * 40 + "b": 1}, Fit.BAD_SCHEMA),
-        ({"description": "x" * 40_000}, {}, Fit.BAD_SCHEMA),
-        ({"pattern": r"^\d{5}$"}, "1234x", Fit.INVALID),
-        ({"pattern": "(a+)+$"}, "a" * 40 + "b", Fit.VALID),  # left out: it could take years
-        ({"uniqueItems": True}, [{"a": 1}, {"a": 1}], Fit.INVALID),
-        ({"uniqueItems": True}, [1, True, "1"], Fit.VALID),
-        (True, 1, Fit.VALID),
-        (False, 1, Fit.INVALID),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", **CITY}, {"city": 1}, Validity.INVALID),
+        ({"$ref": "#/$defs/c", "$defs": {"c": CITY}}, {"city": "Rome"}, Validity.VALID),
+        ({"$ref": "#/$defs/c", "$defs": {"c": CITY}}, {"city": 1}, Validity.INVALID),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, {}, Validity.BAD_SCHEMA),
+        ({"$ref": "file:///etc/passwd"}, {}, Validity.BAD_SCHEMA),
+        ({"$ref": "#/$defs/none"}, {}, Validity.BAD_SCHEMA),
+        ({"$ref": "#"}, {}, Validity.BAD_SCHEMA),
+        ({"type": "strin"}, {}, Validity.BAD_SCHEMA),
+        ({"required": "city"}, {}, Validity.BAD_SCHEMA),
+        ({"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#"}}}, {}, Validity.BAD_SCHEMA),
+        ({"patternProperties": {"(a+)+$": {}}}, {"a" * 40 + "b": 1}, Validity.BAD_SCHEMA),
+        ({"description": "x" * 40_000}, {}, Validity.BAD_SCHEMA),
+        ({"pattern": r"^\d{5}$"}, "1234x", Validity.INVALID),
+        ({"pattern": "(a+)+$"}, "a" * 40 + "b", Validity.VALID),  # left out: it could take years
+        ({"uniqueItems": True}, [{"a": 1}, {"a": 1}], Validity.INVALID),
+        ({"uniqueItems": True}, [1, True, "1"], Validity.VALID),
+        (True, 1, Validity.VALID),
+        (False, 1, Validity.INVALID),
     ],
 )
-def test_a_schema_is_used_as_far_as_it_is_safe(schema: Any, value: Any, expected: Fit) -> None:
+def test_a_schema_is_used_as_far_as_it_is_safe(schema: Any, value: Any, expected: Validity) -> None:
     assert SchemaValidator().fit(schema, value) is expected
 
 
@@ -160,14 +162,14 @@ def doubled(levels: int) -> dict[str, Any]:
 )
 def test_a_costly_check_ends_early(schema: Any, value: Any) -> None:
     started = time.process_time()
-    assert SchemaValidator().fit(schema, value) is Fit.TOO_COSTLY
+    assert SchemaValidator().fit(schema, value) is Validity.TOO_COSTLY
     assert time.process_time() - started < 5.0
 
 
 def test_a_huge_answer_is_not_checked_and_a_schema_is_compiled_once() -> None:
     call, validator = call_of(CHAT, **FORMS[CHAT]), SchemaValidator()
     huge = text_of(CHAT, "x" * MAX_ANSWER_BYTES)
-    assert validator.check(demanded_form(call), call, (huge,), False) is Fit.TOO_COSTLY
+    assert validator.check(demanded_form(call), call, (huge,), False) is Validity.TOO_COSTLY
     assert validator._validator(CITY) is validator._validator(dict(CITY))
 
 

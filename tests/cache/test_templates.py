@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.templates import SURE_WORDS, Varying, varying_parts
+from gateway.cache.templates import SURE_WORDS, VaryingParts, varying_parts
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -59,7 +59,7 @@ def framed(prefix: int, suffix: int, middle: str) -> str:
 
 def test_a_long_frame_needs_no_witness() -> None:
     a, b = framed(20, 5, "alpha"), framed(20, 5, "beta gamma")
-    assert varying_parts(a, b, [b]) == Varying("alpha", "beta gamma")
+    assert varying_parts(a, b, [b]) == VaryingParts("alpha", "beta gamma")
     assert varying_parts(framed(SURE_WORDS - 1, 0, "alpha"), framed(SURE_WORDS - 1, 0, "beta"), []) is None
 
 
@@ -67,7 +67,7 @@ def test_a_short_frame_needs_others_that_share_it() -> None:
     a, b, other = (framed(8, 2, middle) for middle in ("alpha", "beta", "gamma"))
     assert varying_parts(a, b, [b]) is None
     assert varying_parts(a, b, [b, b.upper()]) is None  # the same content does not witness
-    assert varying_parts(a, b, [b, other]) == Varying("alpha", "beta")
+    assert varying_parts(a, b, [b, other]) == VaryingParts("alpha", "beta")
 
 
 def test_a_frame_that_is_little_of_the_prompt_is_none() -> None:

@@ -295,8 +295,8 @@ def test_only_independent_names_count() -> None:
     asker = asker_of(rules, "acme", "a", None)
     entry = entry_of(askers=(asker.name,))
     again = asker_of(rules, "acme", "a", "another user").name
-    assert asker.confirmed(entry, [asker.name, again]) is entry
-    assert len(asker.confirmed(entry, names("b", "c", "d")).askers) == 3, "further ones tell nothing"
+    assert asker.with_askers(entry, [asker.name, again]) is entry
+    assert len(asker.with_askers(entry, names("b", "c", "d")).askers) == 3, "further ones tell nothing"
 
 
 def test_names_of_another_trust_do_not_count() -> None:
@@ -305,7 +305,7 @@ def test_names_of_another_trust_do_not_count() -> None:
     entry = entry_of(askers=tuple(asker_of(by_user, "acme", "a", user).name for user in ("x", "y")))
     assert asker_of(by_user, "acme", "a", "z").may_have(entry)
     assert not asker_of(own, "acme", "b", None).may_have(entry)
-    assert asker_of(own, "acme", "b", None).confirmed(entry, names("b", "c", rules=own)).askers == tuple(
+    assert asker_of(own, "acme", "b", None).with_askers(entry, names("b", "c", rules=own)).askers == tuple(
         names("b", "c", rules=own)
     )
 

@@ -20,7 +20,7 @@ from gateway import fleet_metrics
 from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Supervisor, SupervisorPaths, Worker
 from gateway.fleet_metrics import WorkerMetrics
 from gateway.observability.telemetry import Telemetry
-from gateway.tasks import cancelled
+from gateway.tasks import cancel_and_wait
 from gateway.worker import VARIABLE
 from tests.fixtures.gateways import config_of
 from tests.fixtures.waiting import until
@@ -137,7 +137,7 @@ async def test_a_stop_ends_the_worker_that_a_hand_over_has_begun(supervisor: Sup
     serving_by(supervisor, b"ready\n", f"{text}\nsignal.pause()")
     handing_over = asyncio.create_task(supervisor.restart_workers())
     await until(lambda: note.exists() and note.read_text().endswith("."))
-    await cancelled(handing_over)
+    await cancel_and_wait(handing_over)
     await supervisor.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(int(note.read_text()[:-1]), 0)

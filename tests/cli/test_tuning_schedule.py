@@ -14,7 +14,7 @@ import pytest
 from bench.process import command_line
 from gateway.__main__ import main
 from gateway.cache.verifier_versions import VerifierVersions
-from gateway.cli.tune import _alone
+from gateway.cli.tune import _exclusive
 from gateway.cli.tuning_schedule import run_once, tuning
 from tests.fixtures.waiting import until
 
@@ -66,7 +66,7 @@ async def test_without_the_setting_nothing_runs(tmp_path: Path) -> None:
 
 def test_one_run_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = config_in(tmp_path)
-    with _alone(tmp_path / "var"):
+    with _exclusive(tmp_path / "var"):
         assert main(["tune", "--config", str(path)]) == 1
     assert "expected one at a time" in capsys.readouterr().err
     assert main(["tune", "--config", str(path)]) == 0

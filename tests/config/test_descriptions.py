@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.config import descriptions
-from gateway.config.descriptions import describe, written_default
+from gateway.config.descriptions import describe, file_default
 from gateway.config.policy.schema import AuditRule, CacheRule, PolicyFile
 from gateway.config.schema import Config, EmbedderConfig, ServerConfig, Traces
 from gateway.config.units import format_duration, format_share, format_size, parse_duration, parse_share, parse_size
@@ -65,7 +65,7 @@ def test_without_the_source_there_are_no_descriptions(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_default_is_as_a_file_writes_it(section: type[Section], key: str, default: object) -> None:
-    assert written_default(section.model_fields[key]) == default
+    assert file_default(section.model_fields[key]) == default
 
 
 @pytest.mark.parametrize("text", ["250ms", "1s", "75s", "15m", "24h", "36h", "7d", "0s"])

@@ -147,7 +147,7 @@ async def test_a_whole_answer_is_a_whole_body_in_the_dialects_form(backend: Back
     body = orjson.loads(response.body.data)
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"]
-    assert backend.crowd.inflight == 0
+    assert backend.occupancy.inflight == 0
 
 
 async def test_a_stream_is_events_that_add_up_to_a_complete_answer(backend: Backend) -> None:
@@ -159,15 +159,15 @@ async def test_a_stream_is_events_that_add_up_to_a_complete_answer(backend: Back
     assert request.call is not None
     whole = orjson.loads(request.call.dialect.whole(request.call, payload))
     assert whole["choices"][0]["finish_reason"] == "stop"
-    assert backend.crowd.inflight == 0
+    assert backend.occupancy.inflight == 0
 
 
 async def test_a_stream_holds_its_place_until_it_is_closed(backend: Backend) -> None:
     response = await backend.send(streamed())
-    assert backend.crowd.inflight == 1
+    assert backend.occupancy.inflight == 1
     await close_body(response.body)
     await close_body(response.body)  # twice does no harm
-    assert backend.crowd.inflight == 0
+    assert backend.occupancy.inflight == 0
 
 
 async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) -> None:
@@ -175,7 +175,7 @@ async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) 
     assert isinstance(response.body, EventStream)
     await anext(response.body.events)
     await close_body(response.body)
-    assert backend.crowd.inflight == 0
+    assert backend.occupancy.inflight == 0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_nobody_there_is_an_error_after_which_another_backend_may_be_asked
             await absent.send(request_of())
     assert error.value.retryable
     assert error.value.status in (502, 504)
-    assert absent.crowd.inflight == 0
+    assert absent.occupancy.inflight == 0
 
 
 async def test_nobody_there_is_not_ready_and_asking_never_raises(absent: Backend) -> None:

@@ -17,7 +17,7 @@ from gateway.adapters.redis.purge import MAX_AUDIT, RedisPurges
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.errors import StoreUnavailable
-from gateway.tasks import cancelled
+from gateway.tasks import cancel_and_wait
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.entries import entry_of, hexed, vector_of
 from tests.fixtures.gateways import PATIENT_S
@@ -80,7 +80,7 @@ async def test_few_entries_are_read_until_others_have_a_turn(opened: Opened) -> 
         assert turns > before
         assert len(page) <= purge.STEP
         before, read = turns, read + len(page)
-    await cancelled(turning)
+    await cancel_and_wait(turning)
     assert read == 2 * purge.STEP
 
 

@@ -38,7 +38,7 @@ class ListIndex(FaissIndex):
 
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         await super().add(fingerprint, scope, vector)
-        await self.settled()
+        await self.wait_settled()
 
 
 class DeviceIndex(ListIndex):

@@ -17,7 +17,7 @@ from gateway.dialects.anthropic_answers import (
     assemble,
     count_tokens,
     inspect,
-    renewed,
+    renew,
     split,
     text,
 )
@@ -256,10 +256,10 @@ def test_every_event_is_named_by_its_type(body: dict[str, Any]) -> None:
 
 def test_an_answer_is_told_again_under_another_id() -> None:
     whole = encoded(message(SAID))
-    assert json.loads(renewed(whole, "msg_2")) == {**message(SAID), "id": "msg_2"}
-    events = [renewed(data, "msg_2") for data in data_of(split(whole))]
+    assert json.loads(renew(whole, "msg_2")) == {**message(SAID), "id": "msg_2"}
+    events = [renew(data, "msg_2") for data in data_of(split(whole))]
     assert json.loads(assemble(events)) == {**message(SAID), "id": "msg_2"}
-    assert renewed(b"[DONE]", "msg_2") == b"[DONE]"
+    assert renew(b"[DONE]", "msg_2") == b"[DONE]"
 
 
 def test_the_text_of_an_answer_is_what_its_text_blocks_say() -> None:

@@ -60,7 +60,7 @@ def test_other_messages_are_relayed(method: str, params: Any, fields: dict[str, 
     call = call_of(method, params, **fields)
     assert call.uncached is Bypass.MESSAGE
     assert call.stateful, "it is never sent twice"
-    assert call.written is not None
+    assert call.body_bytes is not None
 
 
 @pytest.mark.parametrize("headers", [{"accept": "text/event-stream"}, {"last-event-id": "7"}])

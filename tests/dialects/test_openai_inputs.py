@@ -36,22 +36,22 @@ def answer(vectors: list[list[float]], tokens: int) -> bytes:
 @given(TEXTS)
 def test_each_input_is_the_call_it_would_be_alone(inputs: list[Any]) -> None:
     call = called(inputs, dimensions=4)
-    parts = batch_of(call).apart(call)
+    parts = batch_of(call).split(call)
     assert [part.canonical for part in parts] == [called(one, dimensions=4).canonical for one in inputs]
     assert all(part.batch is None or isinstance(part.body["input"], list) for part in parts)
-    assert batch_of(call).gathered(parts).canonical == call.canonical
+    assert batch_of(call).merge(parts).canonical == call.canonical
 
 
 @given(TEXTS, st.integers(0, 1000))
 def test_an_answer_divided_and_joined_is_what_it_was(inputs: list[Any], tokens: int) -> None:
     call = called(inputs)
     vectors = [[float(i), 0.5] for i in range(len(inputs))]
-    pieces = batch_of(call).divided(batch_of(call).apart(call), answer(vectors, tokens))
+    pieces = batch_of(call).split_answer(batch_of(call).split(call), answer(vectors, tokens))
     assert [orjson.loads(piece)["data"] for piece in pieces] == [
         [{"object": "embedding", "index": 0, "embedding": vector}] for vector in vectors
     ]
     assert sum(orjson.loads(piece)["usage"]["prompt_tokens"] for piece in pieces) == tokens
-    joined = orjson.loads(batch_of(call).joined(pieces))
+    joined = orjson.loads(batch_of(call).join_answers(pieces))
     assert [item["embedding"] for item in joined["data"]] == vectors
     assert [item["index"] for item in joined["data"]] == list(range(len(inputs)))
     assert joined["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -77,4 +77,4 @@ def test_one_input_is_not_taken_apart(given: Any) -> None:
 def test_an_answer_that_does_not_fit_is_malformed(whole: bytes) -> None:
     call = called(["a", "b"])
     with pytest.raises(MalformedResponse):
-        batch_of(call).divided(batch_of(call).apart(call), whole)
+        batch_of(call).split_answer(batch_of(call).split(call), whole)

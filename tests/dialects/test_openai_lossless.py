@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.openai_answers import DONE, assemble, inspect, renewed, split
+from gateway.dialects.openai_answers import DONE, assemble, inspect, renew, split
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import (
     CHAT,
@@ -254,10 +254,10 @@ def test_what_is_said_of_the_whole_answer_comes_once() -> None:
 
 @pytest.mark.parametrize("data", [DONE, b"", b"[1]", b'{"a": 1}', b"{"])
 def test_only_what_has_an_id_gets_another(data: bytes) -> None:
-    assert renewed(data, "chatcmpl-2", 7) is data
+    assert renew(data, "chatcmpl-2", 7) is data
 
 
 @given(CHATS)
 def test_a_new_id_changes_nothing_else(body: dict[str, Any]) -> None:
-    anew = json.loads(renewed(encoded(body), "chatcmpl-2", 7))
+    anew = json.loads(renew(encoded(body), "chatcmpl-2", 7))
     assert anew == {**body, "id": "chatcmpl-2", "created": 7}

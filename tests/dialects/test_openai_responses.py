@@ -490,13 +490,13 @@ def test_only_what_is_not_stored_upstream_gets_another_id(
     body = response(message(text_part("Hi")))
     del body["store"]
     body |= said
-    anew = RESPONSES.renewed(call_of(**asked), encoded(body), answer_id="new", created=1800000000)
+    anew = RESPONSES.renew(call_of(**asked), encoded(body), answer_id="new", created=1800000000)
     times = {"created_at": 1800000000, "completed_at": 1800000000}
     assert json.loads(anew) == ({**body, "id": "resp_new", **times} if renewed else body)
     if not renewed:
         assert anew == encoded(body)
     delta = b'{"type": "response.output_text.delta", "item_id": "msg_1", "delta": "a"}'
-    assert RESPONSES.renewed(call_of(**asked), delta, answer_id="new", created=1) == delta
+    assert RESPONSES.renew(call_of(**asked), delta, answer_id="new", created=1) == delta
 
 
 # Words of our own

@@ -22,7 +22,7 @@ from gateway.dialects.translation.messages_to_chat import chat_request
 from gateway.dialects.translation.models import anthropic_model, openai_model
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Event
-from gateway.ports import Translated
+from gateway.ports import TranslatedCall
 from gateway.upstream.header_filter import own_headers, translated_headers
 from tests.dialects.test_anthropic_lossless import MESSAGES as ANY_MESSAGES
 from tests.dialects.test_anthropic_lossless import cut, message
@@ -33,20 +33,20 @@ WORDS = st.text(min_size=1, max_size=30)
 INPUTS = st.dictionaries(st.text(max_size=5), st.integers(-9, 9) | WORDS, max_size=3)
 
 
-def to_claude(**fields: Any) -> Translated:
+def to_claude(**fields: Any) -> TranslatedCall:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     call = OpenAI().parse("/v1/chat/completions", orjson.dumps(body), {})
     return TRANSLATIONS["openai", "anthropic"](call, model=None, created=5)
 
 
-def to_openai(*, cache_control: bool = False, **fields: Any) -> Translated:
+def to_openai(*, cache_control: bool = False, **fields: Any) -> TranslatedCall:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
     return TRANSLATIONS["anthropic", "openai"](
         Anthropic().parse("/v1/messages", orjson.dumps(body), {}), model="other", created=5, cache_control=cache_control
     )
 
 
-def through(translated: Translated, events: Iterable[Event]) -> list[bytes]:
+def through(translated: TranslatedCall, events: Iterable[Event]) -> list[bytes]:
     return [said.data for event in events for said in translated.events(event)]
 
 

@@ -71,7 +71,7 @@ def test_a_tier_bounds_the_effort_of_a_request(
     call = call_of(path, **client)
     tuned = tuned_call(call, parameters, speaks)
     assert {key: tuned.body.get(key) for key in expected} == expected
-    assert (tuned.tuning, tuned.written) == (str(parameters), None)
+    assert (tuned.tuning, tuned.body_bytes) == (str(parameters), None)
     assert (tuned.canonical, tuned.context) == (call.canonical, call.context)  # the keys are the client's
     assert {**call.body} == {**call_of(path, **client).body}  # unchanged
 

@@ -20,7 +20,7 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.redis import embedded_valkey
-from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, ValkeySupervisor
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LoadingProbe, ValkeySupervisor
 from gateway.adapters.system.child_process import ChildFailed
 from gateway.messages import Entry
 from gateway.observability.json_logging import EVERY_S, RateLimitedLog
@@ -178,7 +178,7 @@ async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
     monkeypatch.setattr(embedded_valkey, "LONGEST_PAUSE_S", 0.05)
     told = asyncio.Event()
     store = await ValkeySupervisor.start(tmp_path, max_memory=MEMORY)
-    store.told = told.set
+    store.on_restart = told.set
     try:
         with Redis.from_url(store.url) as client:
             client.set("a", 1)
@@ -227,14 +227,14 @@ async def test_a_stop_while_it_is_started_again_ends_both(
     looked = asyncio.Event()
     started: list[int] = []
 
-    async def reads_on(reading: LogLineReader) -> bool:
+    async def reads_on(reading: LoadingProbe) -> bool:
         told = await reading._query(b"INFO server\r\n", 8192)
         started.append(int(told.partition(b"process_id:")[2].split()[0]))
         looked.set()
         return False
 
     async with gateway_on(upstream, tmp_path) as served:
-        monkeypatch.setattr(LogLineReader, "over", reads_on)
+        monkeypatch.setattr(LoadingProbe, "is_answering", reads_on)
         os.kill(store_of(served).pid, signal.SIGKILL)
         async with asyncio.timeout(120):
             await looked.wait()

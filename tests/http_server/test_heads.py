@@ -100,7 +100,7 @@ def test_what_traces_a_request_decides_nothing_and_is_read_each_time() -> None:
 def test_a_head_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = RequestHeads(MAX_FIELD)
     first = heads.read(PLAIN)
-    monkeypatch.setattr(module, "_stem_of", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(module, "_fixed_head_of", lambda *_: pytest.fail("read again"))
     assert heads.read(PLAIN) is first
     other = heads.read(PLAIN.replace(b"12", b"13"))
     assert other is not None
@@ -113,7 +113,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = RequestHeads(MAX_FIELD)
     for i in range(50):
         assert heads.read(PLAIN.replace(b"Host: g", b"Host: %d" % i)) is not None
-    assert [len(memo) for memo in (heads._heads, heads._stems)] == [10, 10]
+    assert [len(memo) for memo in (heads._heads, heads._fixed_heads)] == [10, 10]
     monkeypatch.setattr(module, "MAX_KNOWN_BYTES", 300)
     heads = RequestHeads(MAX_FIELD)
     heads.read(PLAIN)

@@ -17,7 +17,7 @@ from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
 from gateway.job_store import BatchFile, BatchStore, Bounds, JobBatch
 from gateway.jobs.batch_runner import LEASE_S, RENEW_S, BatchDriver
-from gateway.tasks import cancelled
+from gateway.tasks import cancel_and_wait
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer
@@ -48,8 +48,8 @@ class Slow(RedisBatches):
         self.leased += 1
         return await super().lease(batch, driver, hold_s)
 
-    async def ended(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
-        await super().ended(batch, line, output, completed=completed)
+    async def record_output(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
+        await super().record_output(batch, line, output, completed=completed)
         self.clock.advance(self.took_s)
         self.written += 1
         if self.written == 2:
@@ -95,7 +95,7 @@ async def over(batches: Slow, name: str, by: BatchDriver) -> JobBatch:
     try:
         await until(lambda: name in batches.closed)
     finally:
-        await cancelled(task)
+        await cancel_and_wait(task)
     return batches.closed[name]
 
 
@@ -114,7 +114,7 @@ async def test_a_step_that_outlasts_the_lease_writes_nothing_into_what_another_g
     task = asyncio.create_task(driver("slow", batches, jobs, clock).run())
     await until(lambda: "batch_1" in theirs.closed)
     await until(lambda: batches.looked > 1)
-    await cancelled(task)
+    await cancel_and_wait(task)
     done = theirs.closed["batch_1"]
     assert done.status == "cancelled"
     assert not batches.closed
@@ -149,6 +149,6 @@ async def test_a_batch_that_cannot_be_driven_keeps_no_other_one(
             raise StoreUnavailable("a record is unreadable")
         return True
 
-    batches.cancelled = unreadable  # type: ignore[method-assign]
+    batches.is_cancelled = unreadable  # type: ignore[method-assign]
     done = await over(batches, "batch_2", driver("d", batches, jobs, clock))
     assert done.status == "cancelled"

@@ -217,7 +217,7 @@ def test_more_lines_than_a_batch_may_have_are_refused() -> None:
 
 def read(content: bytes, most: int) -> BatchReader:
     reading = BatchReader(content, CHAT, most)
-    while not reading.over:
+    while not reading.at_end:
         reading.step()
     return reading
 
@@ -228,9 +228,9 @@ def test_a_step_reads_so_many_lines_or_bytes() -> None:
     for content in ("\n".join(map(line, range(STEP_LINES + 1))), "\n" * STEP_LINES, f"{long}\n{line(2)}"):
         reading = BatchReader(content.encode(), CHAT, 1000)
         reading.step()
-        assert not reading.over
+        assert not reading.at_end
         reading.step()
-        assert reading.over
+        assert reading.at_end
 
 
 async def test_others_have_their_turn_while_a_large_file_is_read(batching: Served) -> None:

@@ -12,7 +12,7 @@ from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
-from gateway.job_store import Admittance, Bounds, ClaimedJob, Conclusion, Job, JobHold, JobResult, JobStatus
+from gateway.job_store import Admittance, Bounds, ClaimedJob, Conclusion, Job, JobResult, JobStatus, LeaseState
 from gateway.priority import Priority
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import PATIENT_S
@@ -109,10 +109,10 @@ async def test_who_was_not_heard_of_has_lost_his_job_and_is_not_heard_any_more(j
     assert await claim(jobs, worker="other", visibility_s=30.0) == []
     (second,) = await claim(jobs, worker="other", visibility_s=0.0)
     assert (second.attempt, second.token > first.token) == (2, True)
-    assert await jobs.beat("w", [("one", first.token)]) == [JobHold.LOST]
+    assert await jobs.beat("w", [("one", first.token)]) == [LeaseState.LOST]
     assert not await jobs.conclude("one", first.token, DONE)
     assert not await jobs.requeue("one", first.token, 0.0, counted=True, error="")
-    assert await jobs.beat("other", [("one", second.token)]) == [JobHold.HELD]
+    assert await jobs.beat("other", [("one", second.token)]) == [LeaseState.HELD]
     assert await jobs.conclude("one", second.token, DONE)
 
 

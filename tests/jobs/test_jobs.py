@@ -336,9 +336,9 @@ async def test_live_traffic_goes_before_jobs_at_a_backend(upstream: Upstream, tm
         upstream.gate.clear()
         jobs = [await submit(served, f"job {i}") for i in range(4)]
         pool = served.gateway.parts.pools["main"]
-        await until(lambda: pool.crowd.queued == 3)
+        await until(lambda: pool.occupancy.queued == 3)
         live = asyncio.create_task(served.chat("live"))
-        await until(lambda: pool.crowd.queued == 4)
+        await until(lambda: pool.occupancy.queued == 4)
         upstream.gate.set()
         assert (await live).status == 200
         for job in jobs:

@@ -52,7 +52,7 @@ def test_the_pace_stays_between_one_and_the_most(most: int, steps: list[tuple[bo
     for done, passed in steps:
         now += passed
         if done:
-            pace.done()
+            pace.grow()
         else:
             pace.back_off(now, now, passed)
         assert min(1, most) <= pace.limit <= most

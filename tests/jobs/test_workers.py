@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import StoreUnavailable
-from gateway.job_store import ClaimedJob, Conclusion, Counts, Job, JobHold, JobResult
+from gateway.job_store import ClaimedJob, Conclusion, Counts, Job, JobResult, LeaseState
 from gateway.jobs.retry_policy import RetryTerms
 from gateway.jobs.workers import JobWorkers
 from gateway.observability.telemetry import Telemetry
@@ -35,9 +35,9 @@ class Store:
     async def claim(self, worker: str, limit: int, **how: Any) -> list[ClaimedJob]:
         return [self.left.pop()] if self.left else []
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
         self.beats += 1
-        return [JobHold.LOST for _ in held] if self.concluding.is_set() else [JobHold.HELD for _ in held]
+        return [LeaseState.LOST for _ in held] if self.concluding.is_set() else [LeaseState.HELD for _ in held]
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
         if self.down:
@@ -123,7 +123,7 @@ async def test_workers_that_fail_take_jobs_again() -> None:
                 raise ZeroDivisionError("a fault")
             return await super().claim(worker, limit, **how)
 
-        async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
+        async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
             if fails["beat"]:
                 fails["beat"] = False
                 raise ZeroDivisionError("a fault")

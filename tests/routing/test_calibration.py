@@ -16,8 +16,8 @@ from gateway.routing.tier_controller import (
     MAX_SLOPE,
     MEMORY,
     MIN_SLOPE,
-    Fit,
-    Routed,
+    BandCounts,
+    PlattScaling,
     TierCalibration,
     threshold_for,
 )
@@ -25,13 +25,13 @@ from gateway.routing.tier_controller import (
 labels_ = st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.floats(0.05, 1)), max_size=300)
 
 
-def p_of(fit: Fit, score: float) -> float:
+def p_of(fit: PlattScaling, score: float) -> float:
     return float(fit(np.array([score]))[0])
 
 
 def taught(shift: float, slope: float, count: int, seed: int = 1) -> TierCalibration:
     """Labels of a route where scores are off by this much."""
-    r, calibration, truth = random.Random(seed), TierCalibration(), Fit(shift, slope)
+    r, calibration, truth = random.Random(seed), TierCalibration(), PlattScaling(shift, slope)
     for _ in range(count):
         score = r.random()
         calibration.observe(score, r.random() < p_of(truth, score), 1.0)
@@ -95,7 +95,7 @@ def scores_of(values: list[float]) -> ScoreWindow:
 def test_the_threshold_keeps_at_least_the_part_asked_for_and_the_next_higher_one_would_not(
     quality: float, values: list[float], shift: float
 ) -> None:
-    scores, fit = scores_of(values), Fit(shift)
+    scores, fit = scores_of(values), PlattScaling(shift)
     threshold = threshold_for(quality, scores, fit)
     ordered = np.array(scores.ordered)
     worse = fit(ordered)
@@ -110,34 +110,34 @@ def test_the_threshold_keeps_at_least_the_part_asked_for_and_the_next_higher_one
 def test_even_traffic_has_the_threshold_that_the_formula_gives() -> None:
     """p even over [0, 1]: kept(t) = 1 - t^2."""
     values = [(k + 0.5) / 400 for k in range(400)]
-    assert threshold_for(0.95, scores_of(values), Fit()) == pytest.approx(math.sqrt(0.05), abs=0.01)
-    assert threshold_for(1.0, scores_of(values), Fit()) < 0.002
-    assert threshold_for(0.0, scores_of(values), Fit()) == 1.0
+    assert threshold_for(0.95, scores_of(values), PlattScaling()) == pytest.approx(math.sqrt(0.05), abs=0.01)
+    assert threshold_for(1.0, scores_of(values), PlattScaling()) < 0.002
+    assert threshold_for(0.0, scores_of(values), PlattScaling()) == 1.0
 
 
 def test_where_the_light_model_is_better_than_thought_fewer_go_to_the_large_one() -> None:
     """Labels that say so steepen or shift the map: the same part of the gap lies higher up."""
     values = [(k + 0.5) / 400 for k in range(400)]
     better = taught(-1.5, 1.5, 1000).fit
-    assert threshold_for(0.9, scores_of(values), better) > threshold_for(0.9, scores_of(values), Fit()) + 0.05
+    assert threshold_for(0.9, scores_of(values), better) > threshold_for(0.9, scores_of(values), PlattScaling()) + 0.05
 
 
 def test_what_is_stated_is_what_was_kept() -> None:
     """Labels of a route whose scores are off; the truth lies in the interval in 9 of 10 streams at least."""
     within = 0
     for seed in range(40):
-        r, truth, routed = random.Random(seed), Fit(-0.8, 1.3), Routed()
+        r, truth, routed = random.Random(seed), PlattScaling(-0.8, 1.3), BandCounts()
         values = [r.random() for _ in range(1500)]
         for score in values:
             routed.add(score, large=score > 0.4)
         worse = truth(np.array(values))
         true = worse[np.array(values) > 0.4].sum() / worse.sum()
-        kept = routed.kept(taught(-0.8, 1.3, 120, seed).fit)
+        kept = routed.retention(taught(-0.8, 1.3, 120, seed).fit)
         assert kept.low <= kept.part <= kept.high
         within += kept.low <= true <= kept.high
     assert within >= 36
 
 
 def test_nothing_is_stated_before_the_first_request() -> None:
-    kept = Routed().kept(Fit())
+    kept = BandCounts().retention(PlattScaling())
     assert math.isnan(kept.part) and (kept.low, kept.high) == (0.0, 1.0)

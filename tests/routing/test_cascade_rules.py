@@ -18,7 +18,7 @@ from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, defaul
 from gateway.cache.answer_similarity import combine_vectors, passages
 from gateway.dialects.logprobs import OpenAILogprobs, logprobs_reader
 from gateway.dialects.openai import CHAT, OpenAI
-from gateway.latency_forecast import Prediction, Remaining
+from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Call, Choice
 from gateway.routing.answer_checks import MAX_CHARACTERS, grade_prompt, parse_grade
 from gateway.routing.cascade_policy import (
@@ -46,7 +46,7 @@ def call_of(path: str = CHAT, **fields: Any) -> Call:
 
 
 def test_without_a_budget_it_is_tried() -> None:
-    assert with_trial(HARD, "small", Remaining(), None, None).trial == "small"
+    assert with_trial(HARD, "small", RemainingBudget(), None, None).trial == "small"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_without_a_budget_it_is_tried() -> None:
     ],
 )
 def test_only_what_asks_for_a_better_model_is_tried(decision: Decision) -> None:
-    assert with_trial(decision, "small", Remaining(), None, None) == decision
+    assert with_trial(decision, "small", RemainingBudget(), None, None) == decision
 
 
 SECONDS = st.floats(0.001, 100.0)
@@ -74,7 +74,7 @@ def test_a_trial_is_never_begun_that_the_numbers_rule_out(
     light: Prediction | None, large: Prediction | None, total_s: float | None, ttft_s: float | None
 ) -> None:
     """With what is known, the light answer to its end and then the large one keep what is left."""
-    decision = with_trial(HARD, "small", Remaining(total_s, ttft_s), light, large)
+    decision = with_trial(HARD, "small", RemainingBudget(total_s, ttft_s), light, large)
     spent = 0.0 if light is None else light.total_s
     then = Prediction(0.0, 0.0, 0.0) if large is None else large
     fits = (total_s is None or spent + then.total_s <= total_s) and (ttft_s is None or spent + then.ttft_s <= ttft_s)
@@ -85,8 +85,8 @@ def test_a_trial_is_never_begun_that_the_numbers_rule_out(
 
 def test_while_somebody_finds_out_how_long_it_takes_nobody_is_tried() -> None:
     untold = Prediction(math.inf, math.inf, math.inf)
-    assert with_trial(HARD, "small", Remaining(1.0), untold, None).trial_skipped
-    assert with_trial(HARD, "small", Remaining(1.0), None, untold).trial_skipped
+    assert with_trial(HARD, "small", RemainingBudget(1.0), untold, None).trial_skipped
+    assert with_trial(HARD, "small", RemainingBudget(1.0), None, untold).trial_skipped
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_of_several_limits_the_one_that_takes_longest_is_named() -> None:
     meters, asked = Meters(), limit_requests("r", limits, WHOSE, CostEstimate(), "m")
     meters.take([a.demand for a in asked], NOW, NOW)
     limit, sentence, seconds = refused("r", asked, meters.take([a.demand for a in asked], NOW, NOW))
-    assert (limit.said, seconds) == ("2/h", 1800)
+    assert (limit.rule_text, seconds) == ("2/h", 1800)
     assert sentence == (
         "the limit of 2 requests a hour for this tenant on route r is reached: 0 left; try again in 1800 s"
     )

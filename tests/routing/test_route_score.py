@@ -15,7 +15,7 @@ from gateway.errors import SnapshotInvalid
 from gateway.messages import ScoredPrompt
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.residual_fit import CAPACITY, MAX_MOVE, LabelArrays, PromptLabels, fit_residual
-from gateway.routing.route_score import MIN_LABELS, Attempt, RouteScore, attempt_fit
+from gateway.routing.route_score import MIN_LABELS, FitResult, RouteScore, attempt_fit
 from gateway.routing.tier_learning import TierLearning
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.targets import light_and_large
@@ -89,9 +89,9 @@ def test_a_fit_is_tried_again_after_a_tenth_more_labels() -> None:
 def test_a_fit_falls_back_once_it_is_worse_and_numbers_go_on() -> None:
     score = taught(600, informative=2.0)
     score.apply(attempt_fit(score.labels()), 600)
-    assert not score.apply(Attempt(0.5, None), 700)  # better, but not surely: it stays
+    assert not score.apply(FitResult(0.5, None), 700)  # better, but not surely: it stays
     assert score.source.number == 1
-    assert score.apply(Attempt(-0.5, None), 800)
+    assert score.apply(FitResult(-0.5, None), 800)
     assert score.source.number == 0
     score.apply(attempt_fit(score.labels()), 900)
     assert score.source.number == 2

@@ -11,7 +11,7 @@ from gateway.config.policy.model import Target, Tier
 from gateway.config.policy.targets import TierPart
 from gateway.messages import Choice
 from gateway.routing.selection import Decision, only
-from gateway.routing.session import Held, Session, SessionState, Turn
+from gateway.routing.session import Session, SessionEffect, SessionState, Turn
 from gateway.routing.session_hold import hold, next_state, outcome_of, running_topic
 from tests.fixtures.targets import light_and_large
 
@@ -38,9 +38,9 @@ def held(
     """The first backend, the reason, and what the session did."""
     session = Session(turn, turn.delivers, "turns", state=before, topic=X)
     found = hold(decision, TIERS, session, IDLE_S, now, lambda _: in_time)
-    assert found.held is not None
+    assert found.session_effect is not None
     assert set(found.backends) == set(decision.backends) | {found.backends[0]}
-    return found.backends[0], found.reason, found.held.why
+    return found.backends[0], found.reason, found.session_effect.reason
 
 
 # the decision without sessions, the state, the turn, the time -> backend, reason, what the session did
@@ -122,7 +122,7 @@ def test_a_policy_with_fewer_tiers_lowers_the_session() -> None:
 def test_the_tier_of_a_session_is_the_highest_that_answered(
     why: str, before: SessionState | None, backend: str, rank: int
 ) -> None:
-    after = next_state(Held(Session(FOLLOW_UP, state=before), why), TIERS, backend, "u", 0.3, 7.0)
+    after = next_state(SessionEffect(Session(FOLLOW_UP, state=before), why), TIERS, backend, "u", 0.3, 7.0)
     assert (after.backend, after.upstream, after.rank, after.used, after.score) == (backend, "u", rank, 7.0, 0.3)
 
 
@@ -139,7 +139,7 @@ def test_the_tier_of_a_session_is_the_highest_that_answered(
 )
 def test_a_move_has_its_reason(backend: str, upstream: str | None, instead: Choice | None, outcome: str) -> None:
     session = Session(FOLLOW_UP, state=state("big", 1))
-    assert outcome_of(Held(session, "topic", "u1"), backend, upstream, instead) == outcome
+    assert outcome_of(SessionEffect(session, "topic", "u1"), backend, upstream, instead) == outcome
 
 
 def test_the_topic_follows_the_questions_and_changes_with_another_one() -> None:

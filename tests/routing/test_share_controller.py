@@ -33,9 +33,9 @@ class Route:
         self.rule, self.scores, self.spent = ShareController(share), ScoreWindow(), ShareSpent()
 
     def ask(self, score: float, now: float, forced: Forced = None) -> bool:
-        wish = self.rule.wish(score, self.scores, self.spent, now)
-        large = wish.large if forced is None else forced
-        self.rule.count(wish, large=large)
+        decision = self.rule.decide(score, self.scores, self.spent, now)
+        large = decision.large if forced is None else forced
+        self.rule.count(decision, large=large)
         self.spent.add(float(large), now)
         self.scores.add(score)
         return large
@@ -157,7 +157,7 @@ def test_a_harder_request_is_never_sent_to_the_light_model_where_an_easier_one_i
     for k, score in enumerate(stream):
         route.ask(score, float(k))
     now = float(len(stream))
-    wishes = [route.rule.wish(score, route.scores, route.spent, now).large for score in sorted(asked)]
+    wishes = [route.rule.decide(score, route.scores, route.spent, now).large for score in sorted(asked)]
     assert wishes == sorted(wishes)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
-from gateway.routing.tier_controller import Fit, TierController
+from gateway.routing.tier_controller import PlattScaling, TierController
 from tests.fixtures.targets import light_and_large
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -33,8 +33,8 @@ def met(control: TierController, count: int, seed: int = 1, target: Target = QUA
     r, now = random.Random(seed), begin
     for k in range(count):
         now, score = begin + 3.0 * k, r.random()
-        wish = control.wish(target, score, now)
-        control.count(wish, score, now, large=wish.large)
+        decision = control.decide(target, score, now)
+        control.count(decision, score, now, large=decision.large)
     return now
 
 
@@ -43,7 +43,7 @@ def test_a_threshold_that_is_written_is_what_it_says_whatever_labels_say() -> No
     for _ in range(500):
         control.observe(0.3, True, "audit")
     assert control.threshold(FIXED, 0.0) == 0.5
-    assert [control.wish(FIXED, score, 0.0).large for score in (0.5, 0.51)] == [False, True]
+    assert [control.decide(FIXED, score, 0.0).large for score in (0.5, 0.51)] == [False, True]
 
 
 def test_labels_move_the_threshold_of_a_quality_down_and_up() -> None:
@@ -107,7 +107,7 @@ def test_what_was_learnt_comes_through_a_restart() -> None:
     before, after = control.tier_state(QUALITY, 0.0), again.tier_state(QUALITY, 0.0)
     assert after.threshold == pytest.approx(before.threshold)
     assert (after.fit, after.labels, after.version) == (before.fit, before.labels, before.version)
-    assert after.kept == before.kept
+    assert after.retention == before.retention
 
 
 def test_a_snapshot_of_other_scores_is_refused() -> None:
@@ -127,13 +127,13 @@ def test_to_forget_is_to_begin_at_the_start_but_what_was_spent_stays_spent() -> 
     control = route()
     now = 0.0
     for _ in range(40):  # all of the large model's, for the light one was away
-        control.count(control.wish(SHARE, 0.1, now), 0.1, now, large=True)
+        control.count(control.decide(SHARE, 0.1, now), 0.1, now, large=True)
     control.observe(0.5, True, "audit")
     control.reset()
     tier_state = control.tier_state(SHARE, now)
     assert (tier_state.labels, tier_state.version, tier_state.fit.shift) == ({}, 0, 0.0)
     assert tier_state.large_share == 1.0
-    assert not control.wish(SHARE, 0.99, now).large
+    assert not control.decide(SHARE, 0.99, now).large
 
 
 def test_a_standing_says_which_rule_decides() -> None:
@@ -148,8 +148,8 @@ def test_quality_is_kept_by_what_is_counted() -> None:
     control = route()
     now = met(control, 1500)
     tier_state = control.tier_state(QUALITY, now)
-    assert tier_state.kept.part == pytest.approx(0.9, abs=0.03)
-    assert tier_state.kept.low < 0.9 < tier_state.kept.high
+    assert tier_state.retention.part == pytest.approx(0.9, abs=0.03)
+    assert tier_state.retention.low < 0.9 < tier_state.retention.high
     assert tier_state.threshold == pytest.approx(math.sqrt(0.1), abs=0.06)
 
 
@@ -161,26 +161,28 @@ def test_another_share_in_the_policy_is_in_force_at_once() -> None:
     assert control.tier_state(more, now + 1800).large_share == pytest.approx(0.6, abs=0.12)
 
 
-def truly_kept(truth: Fit, audited: float, seed: int) -> float:
+def truly_kept(truth: PlattScaling, audited: float, seed: int) -> float:
     """The part of the gap of 0.9 that is really kept over the last half of 6,000 requests of a route whose scores mean
     `truth`, where this share of the light model's answers is audited."""
     control, r, kept, lost = route(), random.Random(seed), 0, 0
     for k in range(6000):
         score, now = r.betavariate(1.5, 1.5), 3.0 * k
-        wish = control.wish(QUALITY, score, now)
-        control.count(wish, score, now, large=wish.large)
+        decision = control.decide(QUALITY, score, now)
+        control.count(decision, score, now, large=decision.large)
         worse = r.random() < float(truth(np.array([score]))[0])
         if k >= 3000:
-            kept, lost = kept + (worse and wish.large), lost + (worse and not wish.large)
-        if not wish.large and r.random() < audited:
+            kept, lost = kept + (worse and decision.large), lost + (worse and not decision.large)
+        if not decision.large and r.random() < audited:
             control.observe(score, worse, "audit")
     return kept / (kept + lost)
 
 
-@pytest.mark.parametrize("truth", [Fit(0.0, 1.0), Fit(1.2, 1.0), Fit(-1.2, 1.0), Fit(0.0, 0.6)])
-def test_audits_of_one_side_alone_bring_a_route_to_the_quality_that_is_asked_for(truth: Fit) -> None:
+@pytest.mark.parametrize(
+    "truth", [PlattScaling(0.0, 1.0), PlattScaling(1.2, 1.0), PlattScaling(-1.2, 1.0), PlattScaling(0.0, 0.6)]
+)
+def test_audits_of_one_side_alone_bring_a_route_to_the_quality_that_is_asked_for(truth: PlattScaling) -> None:
     audited = [truly_kept(truth, 0.05, seed) for seed in range(2)]
     left_alone = [truly_kept(truth, 0.0, seed) for seed in range(2)]
     assert all(0.84 <= kept <= 0.95 for kept in audited)
-    if truth != Fit(0.0, 1.0):  # where scores are right there is nothing to learn
+    if truth != PlattScaling(0.0, 1.0):  # where scores are right there is nothing to learn
         assert abs(sum(audited) / 2 - 0.9) < abs(sum(left_alone) / 2 - 0.9)

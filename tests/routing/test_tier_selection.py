@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
-from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
+from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.messages import Choice
 from gateway.routing.budget import budget_of
 from gateway.routing.selection import Decision, choose, fits, only
@@ -17,15 +17,15 @@ from tests.fixtures.targets import light_and_large, one_backend
 
 TIERS = light_and_large("small", "big", 0.5)
 FAST, SLOW, SLOWER = (Prediction(t / 10, t / 100, t) for t in (0.1, 5.0, 9.0))
-BUDGET = Remaining(total_s=1.0)
+BUDGET = RemainingBudget(total_s=1.0)
 LIGHT, LARGE = ("small", "big"), ("big", "small")
 
 # complexity, light's prediction, large's, the budget -> the order of asking, the tier, the reason
 TABLE = [
-    (0.2, None, None, Remaining(), LIGHT, "light", Choice.SIMPLE),
-    (0.8, None, None, Remaining(), LARGE, "large", Choice.COMPLEX),
-    (0.5, None, None, Remaining(), LIGHT, "light", Choice.SIMPLE),  # at the threshold is not above it
-    (0.8, FAST, SLOW, Remaining(), LARGE, "large", Choice.COMPLEX),  # no budget: latency does not matter
+    (0.2, None, None, RemainingBudget(), LIGHT, "light", Choice.SIMPLE),
+    (0.8, None, None, RemainingBudget(), LARGE, "large", Choice.COMPLEX),
+    (0.5, None, None, RemainingBudget(), LIGHT, "light", Choice.SIMPLE),  # at the threshold is not above it
+    (0.8, FAST, SLOW, RemainingBudget(), LARGE, "large", Choice.COMPLEX),  # no budget: latency does not matter
     (0.8, FAST, FAST, BUDGET, LARGE, "large", Choice.COMPLEX),
     (0.8, FAST, SLOW, BUDGET, LIGHT, "light", Choice.BUDGET),
     (0.8, None, SLOW, BUDGET, LIGHT, "light", Choice.BUDGET),  # what is unknown may fit, what is known does not
@@ -38,10 +38,10 @@ TABLE = [
     (0.2, SLOW, SLOWER, BUDGET, LIGHT, "light", Choice.SIMPLE),
     (0.2, SLOWER, SLOW, BUDGET, LARGE, "large", Choice.BUDGET),
     (0.2, None, SLOW, BUDGET, LIGHT, "light", Choice.SIMPLE),
-    (0.8, FAST, SLOW, Remaining(ttft_s=0.1), LIGHT, "light", Choice.BUDGET),
-    (0.8, FAST, SLOW, Remaining(tpot_s=0.01), LIGHT, "light", Choice.BUDGET),
-    (0.8, FAST, SLOW, Remaining(ttft_s=0.6, tpot_s=0.06), LARGE, "large", Choice.COMPLEX),
-    (0.8, FAST, SLOW, Remaining(total_s=-1.0), LIGHT, "light", Choice.BUDGET),  # too late for both
+    (0.8, FAST, SLOW, RemainingBudget(ttft_s=0.1), LIGHT, "light", Choice.BUDGET),
+    (0.8, FAST, SLOW, RemainingBudget(tpot_s=0.01), LIGHT, "light", Choice.BUDGET),
+    (0.8, FAST, SLOW, RemainingBudget(ttft_s=0.6, tpot_s=0.06), LARGE, "large", Choice.COMPLEX),
+    (0.8, FAST, SLOW, RemainingBudget(total_s=-1.0), LIGHT, "light", Choice.BUDGET),  # too late for both
 ]
 
 
@@ -50,7 +50,7 @@ def test_the_table_of_choices(
     complexity: float,
     light: Prediction | None,
     large: Prediction | None,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     order: tuple[str, str],
     tier: str,
     reason: Choice,
@@ -62,14 +62,14 @@ def test_the_table_of_choices(
 SECONDS = st.floats(0.001, 100.0)
 PREDICTION = st.builds(Prediction, SECONDS, SECONDS, SECONDS)
 LEFT = st.none() | st.floats(-1.0, 100.0)
-REMAINING = st.builds(Remaining, LEFT, LEFT, LEFT)
+REMAINING = st.builds(RemainingBudget, LEFT, LEFT, LEFT)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), REMAINING, st.none() | PREDICTION, st.none() | PREDICTION)
 def test_a_budget_is_never_promised_that_the_numbers_rule_out(
     threshold: float,
     complexity: float,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     light: Prediction | None,
     large: Prediction | None,
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_budget_is_never_promised_that_the_numbers_rule_out(
 
 @given(st.floats(0, 1), REMAINING, st.none() | PREDICTION, st.none() | PREDICTION)
 def test_what_is_promised_fits_and_what_is_late_does_not(
-    complexity: float, remaining: Remaining, light: Prediction | None, large: Prediction | None
+    complexity: float, remaining: RemainingBudget, light: Prediction | None, large: Prediction | None
 ) -> None:
     decision = choose(TIERS, (0.5,), complexity, remaining, (light, large))
     chosen = light if decision.tier == "light" else large
@@ -105,7 +105,7 @@ def test_while_somebody_finds_out_others_ask_whom_they_know() -> None:
     nobody_knows = choose(TIERS, (0.5,), 0.8, BUDGET, (PENDING_PREDICTION, PENDING_PREDICTION))
     assert nobody_knows.tier == "light", "a crowd must not find out all at once"
     assert not nobody_knows.late, "that none can is not known"
-    assert choose(TIERS, (0.5,), 0.8, Remaining(), (PENDING_PREDICTION, PENDING_PREDICTION)).tier == "large", (
+    assert choose(TIERS, (0.5,), 0.8, RemainingBudget(), (PENDING_PREDICTION, PENDING_PREDICTION)).tier == "large", (
         "no budget, no matter"
     )
 
@@ -116,7 +116,7 @@ def test_where_none_fits_the_policy_may_ask_for_the_lightest() -> None:
 
 
 def test_a_budget_that_is_spent_is_late_whoever_is_asked() -> None:
-    assert choose(TIERS, (0.5,), 0.8, Remaining(total_s=0.0), (None, None)).late
+    assert choose(TIERS, (0.5,), 0.8, RemainingBudget(total_s=0.0), (None, None)).late
 
 
 def test_one_backend_is_no_choice_and_may_be_late_all_the_same() -> None:
@@ -124,12 +124,14 @@ def test_one_backend_is_no_choice_and_may_be_late_all_the_same() -> None:
     main = one_backend("main")
     assert choose(main, (), 0.0, BUDGET, (FAST,)) == Decision(("main",), None, Choice.ONLY, promised=True)
     assert choose(main, (), 0.0, BUDGET, (SLOW,)) == Decision(("main",), None, Choice.ONLY, late=True)
-    assert choose(main, (), 0.0, Remaining(), (SLOW,)) == Decision(("main",), None, Choice.ONLY)
+    assert choose(main, (), 0.0, RemainingBudget(), (SLOW,)) == Decision(("main",), None, Choice.ONLY)
 
 
 def test_an_outlook_says_what_is_known_and_what_is_left() -> None:
     outlook = LatencyForecast(
-        Remaining(0.78, 0.2), {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": PENDING_PREDICTION}, 0.62
+        RemainingBudget(0.78, 0.2),
+        {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": PENDING_PREDICTION},
+        0.62,
     )
     assert outlook.server_timing() == (
         "light=0.21 large=? x=? left=0.78 ttft.light=0.05 ttft.large=? ttft.x=? ttft.left=0.2 sure=0.62"

@@ -436,7 +436,7 @@ async def test_who_waits_is_told_when_the_holder_ends_or_changes(
 ) -> None:
     store.leases |= {"a": (7, clock.wall() + 60), "b": (8, clock.wall() + 60)}
     ended, changed = (
-        asyncio.create_task(cluster_leases.over(name, holder, LONG_S)) for name, holder in (("a", 7), ("b", 8))
+        asyncio.create_task(cluster_leases.wait_released(name, holder, LONG_S)) for name, holder in (("a", 7), ("b", 8))
     )
     await until(lambda: cluster_leases.waiting == 2)
     del store.leases["a"]
@@ -451,20 +451,20 @@ async def test_who_waits_is_told_when_the_store_cannot_be_asked(
     cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
-    waiting = asyncio.create_task(cluster_leases.over("a", 7, LONG_S))
+    waiting = asyncio.create_task(cluster_leases.wait_released("a", 7, LONG_S))
     await until(lambda: cluster_leases.waiting == 1)
     store.down = True
     assert not await waiting
     store.down = False
     del store.leases["a"]
-    assert await cluster_leases.over("a", 7, LONG_S), "it goes on once the store is back"
+    assert await cluster_leases.wait_released("a", 7, LONG_S), "it goes on once the store is back"
 
 
 async def test_waiting_is_bounded_in_time_and_number(
     cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
-    assert not await cluster_leases.over("a", 7, 0.01)
+    assert not await cluster_leases.wait_released("a", 7, 0.01)
     monkeypatch.setattr(leasings, "MAX_WATCHED", 0)
-    assert not await cluster_leases.over("a", 7, 10)
+    assert not await cluster_leases.wait_released("a", 7, 10)
     assert cluster_leases.waiting == 0

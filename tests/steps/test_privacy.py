@@ -75,7 +75,7 @@ async def test_no_file_has_the_data_although_the_route_keeps_its_prompts(tmp_pat
         assert (await served.chat(ANN)).status == 200
         await served.gateway.parts.recorder.flush()
         (row,) = read_traffic("last-1h", tmp_path / "traffic", served.gateway.parts.clock.wall()).requests
-        assert (row.prompt, row.given.uncached) == (REDACTED, "personal-data" if action == "bypass" else None)
+        assert (row.prompt, row.request.uncached) == (REDACTED, "personal-data" if action == "bypass" else None)
         assert [path for path in tmp_path.rglob("*") if path.is_file() and b"ann@" in path.read_bytes()] == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.tools.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
-from gateway.tools.capacity.demand import Demand, Impossible
+from gateway.tools.capacity.demand import Demand, DemandImpossible
 from gateway.tools.capacity.plan import FleetPlan, plan_fleet
 from gateway.tools.capacity.report import as_json, as_text, total
 
@@ -133,7 +133,7 @@ def test_text_and_object_say_the_same_sum() -> None:
     ],
 )
 def test_what_cannot_be_is_one_sentence(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(Impossible) as caught:
+    with pytest.raises(DemandImpossible) as caught:
         plan_fleet(Demand(**{"rps": 50_000, "hit_rate": 0.4, "entries": 1e8, **given}), COSTS)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

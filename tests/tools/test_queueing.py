@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.capacity.plan import ServiceTime, mean_wait_s, wait_quantile_s, whole
+from gateway.tools.capacity.plan import ServiceTime, mean_wait_s, round_up, wait_quantile_s
 
 seconds = st.floats(1e-6, 10)
 loads = st.floats(0.01, 0.99)
@@ -47,4 +47,4 @@ def test_a_server_that_cannot_keep_up_has_no_end_of_waiting() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(0.0, 1), (1.0, 1), (1.0000000000001, 1), (1.01, 2), (7, 7)])
 def test_a_sums_last_bit_makes_no_further_machine(count: float, expected: int) -> None:
-    assert whole(count) == expected
+    assert round_up(count) == expected

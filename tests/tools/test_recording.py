@@ -45,8 +45,8 @@ async def test_every_request_is_recorded_whatever_path_its_answer_took(upstream:
         await served.chat(OTHER, headers={"authorization": "Bearer secret-key"})
         rows = (await flushed(served, tmp_path)).requests
     assert [row.verdict for row in rows[:3]] == ["miss", "exact", "exact"]
-    assert len({row.given.canonical for row in rows}) == 2
-    assert len({row.given.context for row in rows}) == len({row.given.tenant for row in rows}) == 1
+    assert len({row.request.canonical for row in rows}) == 2
+    assert len({row.request.context for row in rows}) == len({row.request.tenant for row in rows}) == 1
     assert rows[0].stored
     assert rows[1].hit is not None
     assert rows[1].hit.entry == rows[2].hit.entry == rows[0].entry  # type: ignore[union-attr]
@@ -174,7 +174,7 @@ async def test_another_policy_begins_another_segment(upstream: Upstream, tmp_pat
         traffic = await flushed(served, tmp_path)
     assert len(segments_in(tmp_path / "traffic")) >= 2
     assert traffic.heading.headers == ()
-    assert traffic.requests[-1].given.headers == (("x-app", "a"),)  # no credentials, whatever the policy matches by
+    assert traffic.requests[-1].request.headers == (("x-app", "a"),)  # no credentials, whatever the policy matches by
     assert len({row.policy for row in traffic.requests}) == 2
 
 
@@ -201,6 +201,6 @@ async def test_a_header_that_is_no_utf_8_ends_no_recording(upstream: Upstream, t
             await wire.send(head % len(body) + body)
             assert (await wire.message()).status == 200
         (row,) = (await flushed(served, tmp_path)).requests
-        assert row.given.headers == (("x-app", "caf\udce9"),)
+        assert row.request.headers == (("x-app", "caf\udce9"),)
         await served.chat(OTHER, headers={"x-app": "plain"})
         assert len((await flushed(served, tmp_path)).requests) == 2

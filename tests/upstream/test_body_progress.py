@@ -9,7 +9,7 @@ import pytest
 
 from gateway.upstream.http1.client import Client
 from gateway.upstream.http1.connection import MAX_UNREAD_BYTES
-from gateway.upstream.http1.errors import Broken, TimedOut
+from gateway.upstream.http1.errors import ConnectionBroken, TimedOut
 from gateway.upstream.http1.headers import request_head
 from gateway.upstream.http1.response import HttpResponse
 from tests.fixtures.http_clients import deadline
@@ -30,7 +30,7 @@ class Told:
         self.over = False
         self.error: BaseException | None = None
         self.take()
-        answer.tell(self.take, silence_s, asyncio.get_running_loop().time() + total_s)
+        answer.subscribe(self.take, silence_s, asyncio.get_running_loop().time() + total_s)
 
     def take(self) -> None:
         try:
@@ -68,14 +68,14 @@ async def test_each_piece_is_told_of_and_the_end(client: Client, server: WireUps
         await until(lambda came=came: told.got == came)
     await until(lambda: told.over)
     assert client.pool.open == 1, "the connection is kept"
-    told.answer.tell(None, 0.0, 0.0)  # nobody's any more
+    told.answer.subscribe(None, 0.0, 0.0)  # nobody's any more
 
 
 async def test_half_a_piece_tells_nobody(client: Client, server: WireUpstream) -> None:
     go_on = scripted(server, b"5", b"\r\n", b"hello\r\n0\r\n\r\n")
     answer = await client.send(GET, repeatable=True, deadline=deadline())
     woken = []
-    answer.tell(lambda: woken.append(answer.poll()), LONG_S, deadline())
+    answer.subscribe(lambda: woken.append(answer.poll()), LONG_S, deadline())
     for _ in range(3):
         go_on.set()
         await until(lambda: not go_on.is_set())
@@ -89,7 +89,7 @@ async def test_a_connection_that_ends_is_told_of(client: Client, server: WireUps
     told = Told(await client.send(GET, repeatable=True, deadline=deadline()))
     go_on.set()
     await until(lambda: told.error is not None)
-    assert (told.got, type(told.error)) == ([b"a"], Broken)
+    assert (told.got, type(told.error)) == ([b"a"], ConnectionBroken)
 
 
 async def test_silence_fails_the_exchange_and_each_piece_puts_it_off(client: Client, server: WireUpstream) -> None:
@@ -151,8 +151,8 @@ async def test_while_nobody_waits_nothing_is_late_and_nothing_is_read(client: Cl
     """A client that does not read is no silence of the server's."""
     settled = sending(server)
     answer = await client.send(GET, repeatable=True, deadline=deadline())
-    answer.tell(lambda: None, SHORT_S, deadline())
-    answer.tell(None, SHORT_S, deadline())
+    answer.subscribe(lambda: None, SHORT_S, deadline())
+    answer.subscribe(None, SHORT_S, deadline())
     had = answer.unread
     await asyncio.sleep(3 * SHORT_S)
     assert await settled() < PIECES
@@ -166,7 +166,7 @@ async def test_while_nobody_waits_nothing_is_late_and_nothing_is_read(client: Cl
 async def test_what_is_told_and_not_taken_is_bounded(client: Client, server: WireUpstream) -> None:
     settled = sending(server)
     answer = await client.send(GET, repeatable=True, deadline=deadline())
-    answer.tell(lambda: None, LONG_S, deadline())
+    answer.subscribe(lambda: None, LONG_S, deadline())
     await until(lambda: answer.unread > MAX_UNREAD_BYTES)
     assert await settled() < PIECES
     assert MAX_UNREAD_BYTES < answer.unread < MAX_UNREAD_BYTES + 2**20

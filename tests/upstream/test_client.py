@@ -163,7 +163,7 @@ async def test_who_leaves_while_a_connection_is_opened_leaves_none_behind(
 ) -> None:
     """uvloop does not tell a protocol that was told of its connection that it has closed it."""
     server.answer(OK)
-    opened = client.pool.opened
+    opened = client.pool.add
     with monkeypatch.context() as patch:
         for _ in range(3):
             asked = asyncio.create_task(body_of(client))
@@ -172,7 +172,7 @@ async def test_who_leaves_while_a_connection_is_opened_leaves_none_behind(
                 opened(connection)
                 asked.cancel()
 
-            patch.setattr(client.pool, "opened", cancelling)
+            patch.setattr(client.pool, "add", cancelling)
             with pytest.raises(asyncio.CancelledError):
                 await asked
             await until(lambda: client.pool.open == 0)

@@ -76,7 +76,7 @@ async def test_a_full_light_tier_is_relieved_by_large_and_not_held_to_be_broken(
     async with gateway_of(config_of(tmp_path, backends), TIERS) as served:
         light.gate.clear()
         held = ask(served, HELD)
-        await until(lambda: served.gateway.parts.pools["light"].crowd.queued == HELD - LIMIT)
+        await until(lambda: served.gateway.parts.pools["light"].occupancy.queued == HELD - LIMIT)
         avoid_overloaded = await asyncio.gather(*ask(served, FAILURES + 3, start=100))
         assert {answer.headers["x-nearhit-backend"] for answer in avoid_overloaded} == {"large"}
         endpoint = served.gateway.parts.pools["light"].endpoints[0]

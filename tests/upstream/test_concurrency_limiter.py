@@ -139,4 +139,4 @@ def test_a_queue_that_is_noticed_is_bounded() -> None:
     simulated = Simulated(4, 1.0, 0.3)
     simulated.run(256, 400)
     assert simulated.refused and simulated.on_response >= 400
-    assert simulated.gate.crowd.queued == 0
+    assert simulated.gate.occupancy.queued == 0

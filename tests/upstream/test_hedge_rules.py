@@ -15,7 +15,7 @@ from gateway.upstream.hedging import (
     BURST,
     MIN_DELAY_S,
     HedgeBudget,
-    Hedged,
+    HedgeOutcome,
     delay_s,
     has_room,
     is_hedgeable,
@@ -33,7 +33,7 @@ def test_hedges_never_exceed_their_share_of_any_run_of_calls(wanted: list[bool],
     budget = HedgeBudget(share)
     hedged = [0]
     for want in wanted:
-        budget.asked()
+        budget.record_call()
         hedged.append(hedged[-1] + (want and budget.spend()))
     for end, sent in enumerate(hedged):
         assert sent <= share * end + 1e-6
@@ -45,7 +45,7 @@ def test_hedges_never_exceed_their_share_of_any_run_of_calls(wanted: list[bool],
 def test_where_every_call_is_slow_a_twentieth_is_hedged_and_no_less(calls: int) -> None:
     budget, sent = HedgeBudget(0.05), 0
     for _ in range(calls):
-        budget.asked()
+        budget.record_call()
         sent += budget.spend()
     assert sent == calls // 20
 
@@ -53,7 +53,7 @@ def test_where_every_call_is_slow_a_twentieth_is_hedged_and_no_less(calls: int) 
 def test_a_quiet_time_saves_up_a_burst_and_no_more() -> None:
     budget = HedgeBudget(0.05)
     for _ in range(10_000):
-        budget.asked()
+        budget.record_call()
     assert [budget.spend() for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
 
 
@@ -75,28 +75,28 @@ def test_the_delay_is_what_is_predicted_and_leaves_the_other_one_time(
 def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], first: Load, left: bool) -> None:
     budget = HedgeBudget(1.0)
     if left:
-        budget.asked()
+        budget.record_call()
     why_not = skip_reason(budget, [first, *others], others)
     if why_not is None:
         assert left
         assert any(map(has_room, others))
-        assert not any(crowd.queued for crowd in [first, *others])
+        assert not any(occupancy.queued for occupancy in [first, *others])
     assert budget.spend() == (left and why_not is not None), "only what is sent is taken from the budget"
 
 
 @pytest.mark.parametrize(
     ("first", "others", "why_not"),
     [
-        (ROOM, [], Hedged.ALONE),
-        (ROOM, [FULL], Hedged.OVERLOADED),
-        (QUEUE, [ROOM], Hedged.OVERLOADED),
+        (ROOM, [], HedgeOutcome.ALONE),
+        (ROOM, [FULL], HedgeOutcome.OVERLOADED),
+        (QUEUE, [ROOM], HedgeOutcome.OVERLOADED),
         (ROOM, [FULL, ROOM], None),
         (FULL, [ROOM], None),
     ],
 )
-def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: Hedged | None) -> None:
+def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: HedgeOutcome | None) -> None:
     budget = HedgeBudget(1.0)
-    budget.asked()
+    budget.record_call()
     assert skip_reason(budget, [first, *others], others) is why_not
 
 

@@ -105,7 +105,7 @@ def endpoints(served: Served) -> tuple[GatewayUpstream, ...]:
 
 
 def inflight(served: Served) -> list[tuple[int, int]]:
-    return [(endpoint.load, endpoint.backend.crowd.inflight) for endpoint in endpoints(served)]
+    return [(endpoint.load, endpoint.backend.occupancy.inflight) for endpoint in endpoints(served)]
 
 
 def taking(clock: FakeClock, seconds: float, text: str) -> Script:
@@ -261,7 +261,7 @@ def raced(served: Served, clock: FakeClock, loser: SlowToEnd) -> tuple[Hedging, 
     request.call, (first, second) = call, endpoints(served)
     race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
     race.delay_s(first, request)  # the call brings its token
-    return race, asyncio.create_task(race.asked(loser.ask, first, request, 0.0, lambda others: others[0]))
+    return race, asyncio.create_task(race.send_hedged(loser.ask, first, request, 0.0, lambda others: others[0]))
 
 
 async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_behind(
@@ -330,7 +330,7 @@ async def test_nothing_is_hedged_while_somebody_waits_for_a_place(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
     async with hedging(pair, tmp_path, clock, max_concurrency=1, adaptive="off") as served:
-        with delayed_until(lambda: endpoints(served)[0].backend.crowd.queued):
+        with delayed_until(lambda: endpoints(served)[0].backend.occupancy.queued):
             asking = [asyncio.create_task(served.chat(f"slow {i}")) for i in range(2)]
             await until(lambda: hedges(served).get("overloaded") == 2)
         assert len(pair[1].calls) == 0

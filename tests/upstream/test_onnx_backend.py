@@ -17,7 +17,7 @@ import pytest
 
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
-from gateway.adapters.onnx.text_models import Classification, ClassifierInput, SentenceEmbedder, TextClassifier
+from gateway.adapters.onnx.text_models import ClassifierInput, ClassifierOutput, OnnxTextClassifier, SentenceEmbedder
 from gateway.config import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BackendOverloaded, UnsupportedByBackend
@@ -75,10 +75,10 @@ async def test_what_a_classifier_cannot_do_is_unfit_and_takes_no_place(request_:
         with pytest.raises(UnsupportedByBackend) as refused:
             await backend.send(request_)
         assert (refused.value.status, refused.value.sent) == (400, False)
-        assert backend.crowd.inflight == 0
+        assert backend.occupancy.inflight == 0
 
 
-class Scripted(TextClassifier):
+class Scripted(OnnxTextClassifier):
     """A pass that ends when it is let, or when it is broken off."""
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class Scripted(TextClassifier):
         self.passes: list[str] = []
         self.broken_off = 0
 
-    def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
+    def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> ClassifierOutput:
         self.passes.append(question.text)
         while not self.let.wait(0.001):
             if options.terminate:
                 self.broken_off += 1
                 raise RuntimeError("Exiting due to terminate flag being set to true.")
-        return Classification("x", (), 1)
+        return ClassifierOutput("x", (), 1)
 
 
 async def test_the_event_loop_goes_on_while_the_model_is_in_a_pass_which_ends_with_its_client() -> None:
@@ -106,7 +106,7 @@ async def test_the_event_loop_goes_on_while_the_model_is_in_a_pass_which_ends_wi
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert backend.crowd.inflight == 0
+        assert backend.occupancy.inflight == 0
         await until(lambda: model.broken_off == 1)
 
 
@@ -116,7 +116,7 @@ async def test_a_pass_is_broken_off_when_its_time_is_up() -> None:
         with pytest.raises(BackendError, match="backend 'b' sent no answer in time") as late:
             await backend.send(chat())
         assert late.value.status == 504
-        assert backend.crowd.inflight == 0
+        assert backend.occupancy.inflight == 0
         await until(lambda: model.broken_off == 1)
         model.let.set()
         assert (await whole(backend, chat()))["choices"][0]["message"]["content"] == "x"
@@ -126,14 +126,14 @@ async def test_who_waits_too_long_for_a_place_is_refused() -> None:
     model = Scripted()
     async with backend_of(model, max_concurrency=1) as backend:
         first = asyncio.create_task(backend.send(chat()))
-        await until(lambda: backend.crowd.inflight == 1)
+        await until(lambda: backend.occupancy.inflight == 1)
         waiting = [asyncio.create_task(backend.send(chat())) for _ in range(40)]
         await until(lambda: any(task.done() for task in waiting))
         refused = [task.exception() for task in waiting if task.done()]
         assert all(isinstance(error, BackendOverloaded) for error in refused)
         model.let.set()
         await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert backend.crowd.inflight == 0
+        assert backend.occupancy.inflight == 0
 
 
 async def test_lists_of_texts_take_turns() -> None:
@@ -152,7 +152,7 @@ async def test_lists_of_texts_take_turns() -> None:
         asked = [
             asyncio.create_task(backend.send(request_of("/v1/embeddings", input=[name] * 20))) for name in ("a", "b")
         ]
-        await until(lambda: backend.crowd.inflight == 2)
+        await until(lambda: backend.occupancy.inflight == 2)
         model.let.set()
         await asyncio.gather(*asked)
     assert "b" in model.read[:4]
@@ -167,7 +167,7 @@ def test_a_pass_is_broken_off_by_its_options() -> None:
 
 async def test_a_model_that_fails_is_an_error_that_does_not_repeat_the_prompt() -> None:
     class Failing(Scripted):
-        def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
+        def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> ClassifierOutput:
             raise ValueError(question.text)
 
     async with backend_of(Failing()) as backend:
@@ -226,7 +226,7 @@ async def test_a_text_beyond_the_context_is_refused_in_a_sentence() -> None:
             UnsupportedByBackend, match=r"a text has \d+ tokens and the model on this machine reads 1 to 64"
         ):
             await backend.send(chat("word " * 200))
-        assert backend.crowd.inflight == 0
+        assert backend.occupancy.inflight == 0
 
 
 def broken(tmp_path: Path, change: Callable[[Path], object]) -> ModelDir:
@@ -242,7 +242,7 @@ def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) ->
     with pytest.raises(ModelCorrupt, match="expected some of attention_mask"):
         SentenceEmbedder(ModelDir(CLASSIFIER), threads=1)
     with pytest.raises(ModelCorrupt, match=r"expected id2label in config\.json"):
-        TextClassifier(broken(tmp_path, lambda path: (path / "config.json").write_text("{}")), threads=1)
+        OnnxTextClassifier(broken(tmp_path, lambda path: (path / "config.json").write_text("{}")), threads=1)
 
 
 @pytest.mark.parametrize(
@@ -255,4 +255,4 @@ def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) ->
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, file: str, text: str, sentence: str) -> None:
     with pytest.raises(ModelCorrupt, match=sentence):
-        TextClassifier(broken(tmp_path, lambda path: (path / file).write_text(text)), threads=1)
+        OnnxTextClassifier(broken(tmp_path, lambda path: (path / file).write_text(text)), threads=1)

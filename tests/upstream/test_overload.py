@@ -33,7 +33,7 @@ def ask(served: Served, question: str, headers: Mapping[str, str] | None = None)
 
 
 async def queued(served: Served, count: int, backend: str = "main") -> None:
-    await until(lambda: served.gateway.parts.pools[backend].crowd.queued == count)
+    await until(lambda: served.gateway.parts.pools[backend].occupancy.queued == count)
 
 
 async def filled(
@@ -42,7 +42,7 @@ async def filled(
     """All places are taken, and so many wait."""
     upstream.gate.clear()
     tasks = [ask(served, f"held {number}") for number in range(LIMIT)]
-    await until(lambda: served.gateway.parts.pools[backend].crowd.inflight == LIMIT)
+    await until(lambda: served.gateway.parts.pools[backend].occupancy.inflight == LIMIT)
     for number in range(waiting):
         tasks.append(ask(served, f"waiting {number}"))
         await queued(served, number + 1, backend)
@@ -223,7 +223,7 @@ async def test_with_both_tiers_full_the_client_is_told_when_to_come_back(
         large.gate.clear()
         tasks = [ask(served, f"held {number}") for number in range(2 * (LIMIT + ROOM))]
         pools = served.gateway.parts.pools
-        await until(lambda: pools["light"].crowd.queued == pools["large"].crowd.queued == ROOM)
+        await until(lambda: pools["light"].occupancy.queued == pools["large"].occupancy.queued == ROOM)
         refused = await served.chat("one too many")
         assert refused.status == 503 and "Retry-After" in refused.headers
         light.gate.set()
@@ -249,16 +249,16 @@ async def test_a_backend_that_says_it_is_overloaded_is_sent_less(upstream: Upstr
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url, "max_concurrency": 64}})
     async with gateway_of(config, BOTH_CACHES) as served:
         pool = served.gateway.parts.pools["main"]
-        before = pool.crowd.limit
+        before = pool.occupancy.limit
         upstream.answer = refuse
         await served.chat("hi")
-        assert pool.crowd.limit < before
+        assert pool.occupancy.limit < before
 
 
 async def test_adaptive_off_sends_as_many_as_the_configuration_says(upstream: Upstream, tmp_path: Path) -> None:
     backend = {"adapter": "openai", "url": upstream.url, "max_concurrency": 64, "adaptive": "off"}
     async with gateway_of(config_of(tmp_path, {"main": backend}), BOTH_CACHES) as served:
-        assert served.gateway.parts.pools["main"].crowd.limit == 64
+        assert served.gateway.parts.pools["main"].occupancy.limit == 64
 
 
 async def test_a_queue_of_fast_answers_refuses_nobody_within_the_configured_concurrency() -> None:
@@ -275,4 +275,4 @@ async def test_a_queue_of_fast_answers_refuses_nobody_within_the_configured_conc
             place.release()
 
     await asyncio.gather(*(client() for _ in range(60)))
-    assert (gate.crowd.inflight, gate.crowd.queued) == (0, 0)
+    assert (gate.occupancy.inflight, gate.occupancy.queued) == (0, 0)

@@ -31,7 +31,7 @@ def test_retries_never_exceed_their_share_of_the_calls(steps: list[tuple[str, fl
         now += later
         recent = [sum(int(at) > int(now) - WINDOW_S for at in times) for times in (asked, retried)]
         if what == "ask":
-            budget.asked(now)
+            budget.record_call(now)
             asked.append(now)
             continue
         allowed = recent[1] + 1 <= max(MINIMUM, share * recent[0])
@@ -55,7 +55,7 @@ def test_what_is_not_spent_after_all_is_there_for_others(spent: list[int], fewer
 def test_every_call_failing_costs_a_fifth_more(calls: int) -> None:
     budget, retries = RetryBudget(0.2), 0
     for i in range(calls):
-        budget.asked(i / 100)
+        budget.record_call(i / 100)
         if budget.is_available(i / 100):
             budget.spend(i / 100)
             retries += 1
@@ -73,7 +73,7 @@ def test_what_is_set_aside_is_not_there_for_others() -> None:
 def test_a_share_of_nothing_allows_none() -> None:
     budget = RetryBudget(0.0)
     for _ in range(100):
-        budget.asked(0.0)
+        budget.record_call(0.0)
     assert not budget.is_available(0.0)
 
 

@@ -15,7 +15,7 @@ def busy(turnover: SlotTurnover, hold_s: float, places: int, seconds: float, sta
     while now < start + seconds:
         now += hold_s / places
         turnover.record_hold(hold_s, now)
-        turnover.given(start, now)
+        turnover.on_grant(start, now)
     return now
 
 
@@ -42,7 +42,7 @@ def test_one_stall_of_the_loop_does_not_make_fast_places_slow(hold_s: float, pla
     now = busy(turnover, hold_s, places, 1.5) + stall_s
     for _ in range(places):
         turnover.record_hold(hold_s + stall_s, now)
-        turnover.given(0.0, now)
+        turnover.on_grant(0.0, now)
     assert turnover.slot_interval_s(places) <= 1.6 * hold_s / places
 
 

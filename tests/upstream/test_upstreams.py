@@ -470,7 +470,7 @@ async def test_a_stuck_first_byte_leads_to_another_upstream_within_the_budget(
         assert answer.text == "b answers: hi"
         await until(lambda: stuck.cancelled == len(stuck.calls))  # one, if it arrived before it was given up
         endpoint = served.gateway.parts.pools["main"].endpoints[0]
-        assert (endpoint.load, endpoint.backend.crowd.inflight) == (0, 0)
+        assert (endpoint.load, endpoint.backend.occupancy.inflight) == (0, 0)
         assert endpoint.record.counts(served.gateway.parts.clock.monotonic()) == (0, 0), (
             "a hurry is not the upstream's fault"
         )
@@ -647,7 +647,7 @@ async def test_whatever_goes_wrong_nothing_stays_in_flight_and_retries_keep_to_t
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         await until(lambda: pool.load == pool.inflight == 0)
-        assert [endpoint.backend.crowd.queued for endpoint in pool.endpoints] == [0, 0, 0]
+        assert [endpoint.backend.occupancy.queued for endpoint in pool.endpoints] == [0, 0, 0]
         asked = 320
         assert sum(counts(upstreams)) <= asked + 0.2 * asked + stale
 

@@ -153,7 +153,7 @@ def test_a_queue_that_does_not_get_empty_is_cut() -> None:
 )
 def test_how_many_go_before_a_newcomer(priority: Priority, due: float, ahead: int) -> None:
     waiting = waiting_of(Ticket(HIGH, 5.0, 0), Ticket(NORMAL, 1.0, 1), Ticket(NORMAL, 2.0, 2))
-    assert waiting.ahead(priority, due) == ahead
+    assert waiting.calls_ahead(priority, due) == ahead
 
 
 def test_who_has_left_is_not_taken() -> None:

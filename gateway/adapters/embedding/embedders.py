@@ -36,14 +36,14 @@ class InlineEmbedder:
         if self._closed:
             raise EmbedderUnavailable("the embedder is closed")
         try:
-            return self._encoder.encode_one(text)
+            return self._encoder.encode_text(text)
         except Exception as error:
             LOG.error("the encoder failed on a text: %s", type(error).__name__)  # a message may quote the prompt
             raise EmbedderUnavailable("the encoder failed on this text") from None
 
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
         try:
-            return None if self._closed else self._encoder.encode_one(text)
+            return None if self._closed else self._encoder.encode_text(text)
         except Exception:  # `embed` reports the error
             return None
 

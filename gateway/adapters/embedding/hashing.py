@@ -27,9 +27,9 @@ class HashEncoder:
         self.fingerprint = f"hash/{dimension}/v2"
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
-        return [self.encode_one(text) for text in texts]
+        return [self.encode_text(text) for text in texts]
 
-    def encode_one(self, text: str) -> Embedding:
+    def encode_text(self, text: str) -> Embedding:
         words = _words(text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS])
         read = words[:MAX_WORDS]
         truncated = len(words) > MAX_WORDS or len(text) > MAX_CHARACTERS

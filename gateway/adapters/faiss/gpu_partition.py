@@ -29,7 +29,7 @@ MAX_RESULTS = 2048
 MAX_REMOVED_SHARE = 1 / 8
 
 
-class Searchable(Protocol):
+class DeviceLists(Protocol):
     """Lists on a device. Use from one thread at a time. Raises RuntimeError if the device fails or is full."""
 
     def __len__(self) -> int: ...
@@ -42,7 +42,7 @@ class Searchable(Protocol):
 
 
 class Device(Protocol):
-    def place(self, empty: Any) -> Searchable:
+    def copy_to_device(self, empty: Any) -> DeviceLists:
         """Copy `empty`, an inverted file of FAISS without entries, to the device. Raise RuntimeError if there is no
         room.
 
@@ -54,7 +54,7 @@ class GpuReplica:
     """`GpuReplica` implements `PartitionCopy`. After a device failure it is no longer used: the partition is then
     searched on the CPU."""
 
-    def __init__(self, lists: Searchable, dimension: int, *, batch: int = BATCH) -> None:
+    def __init__(self, lists: DeviceLists, dimension: int, *, batch: int = BATCH) -> None:
         self._lists = lists
         self._dimension = dimension
         self._batch = batch
@@ -167,7 +167,7 @@ class CudaDevice:
                 "(nvidia-smi lists it), or device: cpu"
             )
 
-    def place(self, empty: Any) -> Searchable:
+    def copy_to_device(self, empty: Any) -> DeviceLists:
         # Each partition has its own resources: one thread at a time may use them, and one partition is filled while
         # others are searched.
         resources = _GPU.StandardGpuResources()
@@ -176,7 +176,7 @@ class CudaDevice:
 
 
 class GpuLists:
-    """`GpuLists` implements `Searchable` over an inverted file of FAISS, on any device."""
+    """`GpuLists` implements `DeviceLists` over an inverted file of FAISS, on any device."""
 
     def __init__(self, index: Any, resources: object = None) -> None:
         self._index = index

@@ -72,7 +72,7 @@ class FaissIndex:
         return self._contents.bytes
 
     @property
-    def placed(self) -> int | None:
+    def entries_on_device(self) -> int | None:
         if self._device is None:
             return None
         partitions = list(self._contents.partitions.values())  # a copy, because the owner may be adding one
@@ -147,7 +147,7 @@ class FaissIndex:
     async def fingerprints(self) -> list[str]:
         return await self._owner.run(lambda: list(self._contents.ids))
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until no partition is being rebuilt or waits to be."""
         while True:
             await self._owner.run(lambda: None)  # earlier operations may still schedule a rebuild
@@ -156,7 +156,7 @@ class FaissIndex:
                 return
             await asyncio.gather(*map(asyncio.wrap_future, pending), return_exceptions=True)
 
-    def pieces(self) -> Iterator[CheckpointChunk]:
+    def chunks(self) -> Iterator[CheckpointChunk]:
         """Yield a copy of everything, in steps while the index is in use. Do not call it on the event loop's thread.
 
         It is not a snapshot: concurrent additions and removals may or may not be included. Raise `ExecutorClosed`.
@@ -167,7 +167,7 @@ class FaissIndex:
                 yield from split_chunk(piece, STEP)
 
     async def load(self, pieces: Iterable[CheckpointChunk]) -> None:
-        """Load the chunks that `pieces` yielded. Entries added since the start are newer, and stay."""
+        """Load the chunks that `chunks` yielded. Entries added since the start are newer, and stay."""
         contents = await asyncio.to_thread(load_shard_map, pieces, self._dimension, self._plan.probes_for)
         await self._owner.run(lambda: self._replace_contents(contents))
 
@@ -202,7 +202,7 @@ class FaissIndex:
     def _near(self, vector: Vector, similarity: float) -> list[str]:
         """Search everything outside the owner's thread, in copies, so that no search has to wait."""
         found: list[str] = []
-        for piece in self.pieces():
+        for piece in self.chunks():
             close = piece.part.vectors.astype(np.float32) @ vector >= similarity
             found += [piece.names[i] for i in np.flatnonzero(close).tolist()]
         return found
@@ -248,7 +248,7 @@ class FaissIndex:
         copied: list[CheckpointChunk] = []
         entries = 0
         for scope, partition, step in steps_left:
-            copied.append(self._contents.piece(scope, partition, step))
+            copied.append(self._contents.chunk(scope, partition, step))
             entries += len(copied[-1].names)
             if entries >= STEP:
                 break

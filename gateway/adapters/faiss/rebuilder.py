@@ -193,7 +193,7 @@ class _Delta:
             made.add(self.ids, self.vectors)
 
 
-class _Superseded(Exception):
+class _PartitionReplaced(Exception):
     """The partition that is being rebuilt no longer exists."""
 
 
@@ -260,7 +260,7 @@ class Rebuilder:
         with suppress(ExecutorClosed):
             try:
                 self._rebuild_or_copy(scope)
-            except _Superseded:
+            except _PartitionReplaced:
                 pass
             except ExecutorClosed:
                 return
@@ -295,7 +295,9 @@ class Rebuilder:
         meanwhile."""
         begun = time.perf_counter()
         try:
-            made = GpuReplica(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
+            made = GpuReplica(
+                device.copy_to_device(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension
+            )
             for step in range(partition.steps):
                 self._check()
                 part = _without_newer(self._owner.call(partial(partition.part, step)), journal.first_id)
@@ -331,13 +333,13 @@ class Rebuilder:
         contents = self._contents()
         partition = contents.partitions.get(scope)
         if partition is None:
-            raise _Superseded
+            raise _PartitionReplaced
         self._journal = _Journal(scope, partition, contents.next_id)
         return self._journal, self._plan.needs_rebuild_for_size(partition)
 
     def _take_changes(self, journal: _Journal, limit: int) -> _Delta:
         if self._contents().partitions.get(journal.scope) is not journal.partition:
-            raise _Superseded
+            raise _PartitionReplaced
         wanted, journal.added = journal.added[:limit], journal.added[limit:]
         removed, journal.removed = journal.removed, []
         ids, vectors = journal.partition.vectors(np.array(wanted, dtype=np.int64))

@@ -96,7 +96,7 @@ class ShardMap:
         self.partition_bytes += partition.bytes - self.partitions[scope].bytes
         self.partitions[scope] = partition
 
-    def piece(self, scope: str, partition: Partition, step: int) -> CheckpointChunk:
+    def chunk(self, scope: str, partition: Partition, step: int) -> CheckpointChunk:
         """Return a copy of a part of `partition`, without entries that are no longer in the index."""
         part = partition.part(step)
         names = [self.names.get(i) for i in part.ids.tolist()]
@@ -119,7 +119,7 @@ class ShardMap:
 
 
 def load_shard_map(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: Callable[[int], int]) -> ShardMap:
-    """Build the contents from the chunks of `piece`. Chunks of one partition must be consecutive. `probes_for` is as in
+    """Build the contents from the chunks of `chunk`. Chunks of one partition must be consecutive. `probes_for` is as in
     `IndexPlan`."""
     contents = ShardMap()
     names: list[str] = []

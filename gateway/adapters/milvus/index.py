@@ -53,7 +53,7 @@ class MilvusIndex:
     this index. `timeout_s` is for a search or an addition."""
 
     shared = True
-    placed = None
+    entries_on_device = None
 
     def __init__(
         self, url: str, *, dimension: int, collection: str, clock: Clock, timeout_s: float, token: str = ""

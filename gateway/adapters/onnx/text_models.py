@@ -77,14 +77,14 @@ class SentenceEmbedder:
 
 
 @dataclass(frozen=True, slots=True)
-class Classification:
+class ClassifierOutput:
     label: str
     tokens: tuple[Token, ...]  # the label with its log probability, if requested
     input_tokens: int
 
 
-class TextClassifier:
-    """`TextClassifier` classifies a text. The answer is the label, as one token with its log probability."""
+class OnnxTextClassifier:
+    """`OnnxTextClassifier` classifies a text. The answer is the label, as one token with its log probability."""
 
     def __init__(self, folder: ModelDir, threads: int) -> None:
         self._reader = _TextModel(folder, threads, ("logits",))
@@ -94,7 +94,7 @@ class TextClassifier:
         self._labels = labels
         self._is_multi_label = folder.config.get("problem_type") == "multi_label_classification"
 
-    def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
+    def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> ClassifierOutput:
         """Classify a text. Raise `UnsupportedByBackend`."""
         logits, tokens = self._reader.read(question.text, options)
         if logits.shape != (len(self._labels),):
@@ -104,7 +104,7 @@ class TextClassifier:
         best, *_ = order = np.argsort(-odds, kind="stable").tolist()
         beside = tuple(self._token(label, odds[label]) for label in order[: question.logprobs or 0])
         said = () if question.logprobs is None else (self._token(best, odds[best], beside),)
-        return Classification(self._labels[best], said, tokens)
+        return ClassifierOutput(self._labels[best], said, tokens)
 
     def _token(self, label: int, logprob: float, beside: tuple[Token, ...] = ()) -> Token:
         name = self._labels[label]

@@ -64,7 +64,7 @@ class RedisBatches:
             await self._execute(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
         return [file for file in found if file is not None]
 
-    async def held(self) -> tuple[int, int]:
+    async def file_totals(self) -> tuple[int, int]:
         async def read(client: Any) -> tuple[int, int]:
             names = await client.zrangebyscore(self._files + "all", "-inf", time.time())
             expired = [name for name in names if not await client.exists(self._file(name.decode()))]
@@ -123,7 +123,7 @@ class RedisBatches:
 
         return await self._store.execute(read, TIMEOUT_S)
 
-    async def counted(self, batch: str) -> tuple[int, int]:
+    async def request_counts(self, batch: str) -> tuple[int, int]:
         row = await self._execute(lambda client: client.hmget(self._batch(batch), "completed", "failed"))
         if row[0] is not None:
             return int(row[0]), int(row[1])
@@ -133,7 +133,7 @@ class RedisBatches:
     async def cancel(self, batch: str) -> None:
         await self._execute(lambda client: client.hset(self._batch(batch), "cancel", "1"))
 
-    async def cancelled(self, batch: str) -> bool:
+    async def is_cancelled(self, batch: str) -> bool:
         return bool(await self._execute(lambda client: client.hexists(self._batch(batch), "cancel")))
 
     async def open(self) -> list[str]:
@@ -152,10 +152,10 @@ class RedisBatches:
         done += await self._execute(lambda client: client.hkeys(self._batch(batch, "err")))
         return BatchProgress({int(line): job.decode() for line, job in jobs.items()}, frozenset(map(int, done)))
 
-    async def began(self, batch: str, line: int, job: str) -> None:
+    async def record_start(self, batch: str, line: int, job: str) -> None:
         await self._execute(lambda client: client.hset(self._batch(batch, "jobs"), line, job))
 
-    async def ended(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
+    async def record_output(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
         await self._execute(lambda client: client.hset(self._batch(batch, "out" if completed else "err"), line, output))
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]:
@@ -180,7 +180,7 @@ class RedisBatches:
         return len(files) + len(batches)
 
     async def close(self, batch: JobBatch, keep_s: float) -> None:
-        completed, failed = await self.counted(batch.id)
+        completed, failed = await self.request_counts(batch.id)
 
         def close(pipe: Any) -> None:
             counts = {"completed": completed, "failed": failed}

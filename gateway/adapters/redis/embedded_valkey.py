@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess, exit_text
-from gateway.tasks import Backoff, cancelled, start_task
+from gateway.tasks import Backoff, cancel_and_wait, start_task
 
 LOG = logging.getLogger("nearhit")
 
@@ -87,7 +87,7 @@ class EmbeddedValkey:
                 pass_fds=(claim.fileno(),),
             )
         try:
-            await wait_until_loaded(child, LogLineReader(path), START_TIMEOUT_S)
+            await wait_until_loaded(child, LoadingProbe(path), START_TIMEOUT_S)
             _, control = await asyncio.open_unix_connection(path)
         except BaseException:
             await child.stop()
@@ -177,15 +177,15 @@ def socket_path(folder: Path) -> Path:
     return private / "valkey.sock"
 
 
-class LogLineReader:
-    """`LogLineReader` asks a server that may still be loading its append-only file. A million entries took 11 s on an
+class LoadingProbe:
+    """`LoadingProbe` asks a server that may still be loading its append-only file. A million entries took 11 s on an
     idle machine, and more on a busy one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loaded_bytes = 0
 
-    async def over(self) -> bool:
+    async def is_answering(self) -> bool:
         """Return whether it answers. Raise `OSError` while nobody listens."""
         return (await self._query(b"PING\r\n", 16)).startswith(b"+PONG")
 
@@ -222,20 +222,20 @@ class LogLineReader:
             return b""
 
 
-async def wait_until_loaded(child: ChildProcess, log_reader: LogLineReader, timeout_s: float) -> None:
+async def wait_until_loaded(child: ChildProcess, probe: LoadingProbe, timeout_s: float) -> None:
     """Wait as `ChildProcess.wait_ready`, and longer while it makes progress."""
     while True:
         try:
-            await child.wait_ready(log_reader.over, timeout_s)
+            await child.wait_ready(probe.is_answering, timeout_s)
         except ChildFailed:
-            if child.returncode is not None or not await log_reader.is_progressing():
+            if child.returncode is not None or not await probe.is_progressing():
                 raise
         else:
             return
 
 
 # The embedded store during the gateway's life. A server that exits is started again, on the same folder and socket.
-# Connections recover on their own; `told` handles data that may be lost.
+# Connections recover on their own; `on_restart` handles data that may be lost.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 STEADY_S = 60.0  # after this uptime, an exit does not count as a failed start
@@ -244,14 +244,14 @@ STOP_S = 10.0  # maximum time for a server that is starting to stop again
 
 
 class ValkeySupervisor:
-    """`ValkeySupervisor` restarts the server when it exits. Create it with `start`. `told` is called each time the
-    store is back."""
+    """`ValkeySupervisor` restarts the server when it exits. Create it with `start`. `on_restart` is called each time
+    the store is back."""
 
     def __init__(self, server: EmbeddedValkey, launch: Callable[[], Awaitable[EmbeddedValkey]]) -> None:
         self._server = server
         self._launch = launch
         self.url = server.url
-        self.told: Callable[[], None] = _ignore
+        self.on_restart: Callable[[], None] = _ignore
         self._supervision = start_task(self._supervise())
 
     @classmethod
@@ -270,7 +270,7 @@ class ValkeySupervisor:
         """Stop the server, also one that is just starting."""
         self._supervision.cancel()
         await asyncio.wait({self._supervision}, timeout=STOP_S)
-        await cancelled(self._supervision)
+        await cancel_and_wait(self._supervision)
         await self._server.stop()
 
     async def _supervise(self) -> None:
@@ -289,7 +289,7 @@ class ValkeySupervisor:
                 pause_s = pauses.next_delay(0.0)
             away_s = round(time.monotonic() - ended, 3)
             LOG.warning("the embedded store is back", extra={"fields": {"pid": self.pid, "away_s": away_s}})
-            self.told()
+            self.on_restart()
 
     async def _restart(self, pause_s: float) -> bool:
         """Restart the server after a pause. Return False if it fails: the machine may have enough resources later."""
@@ -303,7 +303,7 @@ class ValkeySupervisor:
 
 
 def _ignore() -> None:
-    """Do nothing: the default of `told`."""
+    """Do nothing: the default of `on_restart`."""
 
 
 def _archive_log(log: Path) -> Path:

@@ -30,7 +30,7 @@ class GossipStream(ChangeLogReader):
         self._store = store
         self._gateway = gateway
 
-    async def say(self, values: Sequence[str]) -> str:
+    async def append(self, values: Sequence[str]) -> str:
         async def write(client: Any) -> bytes:
             async with client.pipeline(transaction=False) as pipe:
                 for value in values:

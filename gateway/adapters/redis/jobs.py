@@ -24,9 +24,9 @@ from gateway.job_store import (
     Counts,
     Delivery,
     Job,
-    JobHold,
     JobState,
     JobStatus,
+    LeaseState,
     RecordUnreadable,
     decode_job,
     decode_result,
@@ -83,9 +83,9 @@ class RedisJobs:
                 continue  # of another version: its claim expires, and another gateway may be able to read it
         return claimed
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
         flat = [part for pair in held for part in pair]
-        return [JobHold.HELD if ok else JobHold.LOST for ok in await self._run("BEAT", worker, *flat)]
+        return [LeaseState.HELD if ok else LeaseState.LOST for ok in await self._run("BEAT", worker, *flat)]
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
         result = b"" if conclusion.result is None else encode_result(conclusion.result)
@@ -209,7 +209,7 @@ def _parse_state(identity: str, row: Sequence[bytes | None]) -> JobState | None:
         raise StoreUnavailable(str(unreadable)) from None
     created, started, finished = (float(fields[name] or 0) / 1000 for name in ("created", "started", "finished"))
     error = (fields["error"] or b"").decode(errors="replace")
-    over = JobStatus(status.decode()).over
+    over = JobStatus(status.decode()).is_final
     return JobState(
         id=identity,
         tenant=tenant.decode(),

@@ -102,7 +102,7 @@ class RedisMigration:
             await self._store.publish_change(ChangeKind.VECTORS, fingerprint)
         return replaced
 
-    async def settled(self) -> bool:
+    async def is_settled(self) -> bool:
         serving: bytes | None = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S)
         return serving == self._embedder
 

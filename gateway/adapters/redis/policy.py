@@ -9,7 +9,7 @@ import orjson
 
 from gateway.adapters.redis.cluster import key_space_of
 from gateway.adapters.redis.store import RedisStore
-from gateway.ports import Lineage, Published
+from gateway.ports import Lineage, PublishedPolicy
 
 TIMEOUT_S = 2.0
 MAX_LINEAGE = 200  # hashes; a gateway that has missed more changes keeps its own policy, and logs that
@@ -23,7 +23,7 @@ class RedisPolicies:
         names = key_space_of(client)
         self._last, self._lineage = names.key("policy"), names.key("policy:lineage")
 
-    async def publish(self, policy: Published, previous: str) -> None:
+    async def publish(self, policy: PublishedPolicy, previous: str) -> None:
         async def write(client: Any) -> None:
             async with client.pipeline(transaction=True) as pipe:
                 pipe.set(self._last, orjson.dumps(asdict(policy)))
@@ -33,7 +33,7 @@ class RedisPolicies:
 
         await self._store.execute(write, TIMEOUT_S)
 
-    async def read(self) -> tuple[Published | None, Lineage]:
+    async def read(self) -> tuple[PublishedPolicy | None, Lineage]:
         async def fetch(client: Any) -> list[Any]:
             async with client.pipeline(transaction=True) as pipe:
                 pipe.get(self._last)
@@ -44,11 +44,11 @@ class RedisPolicies:
         return _published(last), frozenset(name.decode() for name in lineage)
 
 
-def _published(record: bytes | None) -> Published | None:
+def _published(record: bytes | None) -> PublishedPolicy | None:
     """Return None if there is no policy, or one of another version."""
     if record is None:
         return None
     try:
-        return Published(**orjson.loads(record))
+        return PublishedPolicy(**orjson.loads(record))
     except (orjson.JSONDecodeError, TypeError):
         return None

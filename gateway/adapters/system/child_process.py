@@ -90,9 +90,9 @@ class ChildProcess:
         try:
             done, _ = await asyncio.wait({ended, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
-                raise ChildFailed(f"{self.name} ended with {exit_text(ended.result())} at its start{self.tail()}")
+                raise ChildFailed(f"{self.name} ended with {exit_text(ended.result())} at its start{self.log_tail()}")
             if ready not in done:
-                raise ChildFailed(f"{self.name} was not ready within {timeout_s:g} s{self.tail()}")
+                raise ChildFailed(f"{self.name} was not ready within {timeout_s:g} s{self.log_tail()}")
             ready.result()  # raises any other error of the probe
         finally:
             ended.cancel()
@@ -113,7 +113,7 @@ class ChildProcess:
                 raise
         return await self.wait()
 
-    def tail(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of its log as the end of a message; empty if the log is empty."""
         try:
             with self.log.open("rb") as file:

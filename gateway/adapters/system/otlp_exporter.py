@@ -19,7 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
 
 from gateway.observability.json_logging import RateLimitedLog
-from gateway.observability.spans import Attribute, Finished, Span, spans_of
+from gateway.observability.spans import Attribute, FinishedRequest, Span, spans_of
 from gateway.observability.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.traces")
@@ -69,14 +69,14 @@ class OtlpExporter:
         self._log = RateLimitedLog()
         self._status: int | None = None  # of the last response
         self._exporter = self._create_exporter(receiver)
-        self._queue: deque[Finished] = deque()
+        self._queue: deque[FinishedRequest] = deque()
         self._offered = self._taken = 0  # numbers of spans, each written by only one thread
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nearhit-traces", daemon=True)
         self._thread.start()
 
-    def offer(self, finished: Finished) -> None:
+    def offer(self, finished: FinishedRequest) -> None:
         """Queue a finished request's spans, from the event loop."""
         waiting, size = self._offered - self._taken, finished.size
         if waiting + size > self._max_spans or self._closing.is_set():
@@ -152,7 +152,7 @@ class OtlpExporter:
         self._telemetry.spans.add(outcome, amount=spans)
 
 
-def to_readable_spans(finished: Finished, resource: Resource) -> Iterator[ReadableSpan]:
+def to_readable_spans(finished: FinishedRequest, resource: Resource) -> Iterator[ReadableSpan]:
     """Yield the spans of a request as SDK objects."""
     parent = finished.traced.parent
     state = TraceState.from_header([parent.state]) if parent is not None and parent.state else None

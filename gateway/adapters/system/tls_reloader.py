@@ -63,7 +63,7 @@ class ReloadingCertificate:
         config = self._config
         try:
             context.load_cert_chain(config.certificate, config.key, password=_no_password)
-        except (ssl.SSLError, OSError, _Encrypted) as error:
+        except (ssl.SSLError, OSError, _KeyEncrypted) as error:
             raise CertificateUnusable(_describe_failure(config, error)) from None
         if self._ca is not None:
             try:
@@ -89,12 +89,12 @@ class ReloadingCertificate:
         return tuple(_modified_ns(path) for path in (self._config.certificate, self._config.key))
 
 
-class _Encrypted(Exception):
+class _KeyEncrypted(Exception):
     """The key needs a password, and nobody can enter it."""
 
 
 def _no_password() -> str:
-    raise _Encrypted
+    raise _KeyEncrypted
 
 
 def _modified_ns(path: Path) -> int:
@@ -114,7 +114,7 @@ def _read(path: Path) -> bytes:
 def _describe_failure(config: TlsConfig, error: Exception) -> str:
     for path in (config.certificate, config.key):
         _read(path)  # a missing file gives an error with its name, which OpenSSL omits
-    if isinstance(error, _Encrypted):
+    if isinstance(error, _KeyEncrypted):
         return f"{config.key} is encrypted, expected a key without a password that only the gateway may read"
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
         return f"{config.key} is not the key of {config.certificate}"

@@ -24,7 +24,7 @@ class WeightsCorrupt(Exception):
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
     digest: str  # hex SHA-256 of the arrays
-    said: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     tables: Tables
 
 
@@ -53,7 +53,7 @@ class WeightFiles:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsCorrupt(f"{self.what} in {directory.name}/ are not valid: {error}") from None
 
-    def unpacked(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> LoadedWeights:
+    def unpack(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> LoadedWeights:
         """Verify and unpack the weights. `features` are those that this version computes. Raise ValueError, KeyError,
         TypeError or AttributeError."""
         said = json.loads(about)

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.adapters.triton.models import OPTIONS
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.errors import ModelUnavailable, StartupError
-from gateway.files import replaced
+from gateway.files import replace_file
 from gateway.ports import Clock
 
 # Cached metadata of models on Triton, so that a gateway can start while the server is away.
@@ -84,7 +84,7 @@ class MetadataCache:
         """Save the metadata. If the folder is not writable, the next start needs the server."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replaced(self._file, json.dumps(asdict(what)).encode(), self._file.with_suffix(".new"), 0o600)
+            replace_file(self._file, json.dumps(asdict(what)).encode(), self._file.with_suffix(".new"), 0o600)
         except OSError as error:
             LOG.warning("the metadata of a served model cannot be cached", extra={"fields": _fields(self._file, error)})
 

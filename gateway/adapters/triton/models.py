@@ -67,11 +67,11 @@ class TritonModels:
         """The conditions by model name; all models are ready until a call tells otherwise."""
         return self._conditions
 
-    async def wrong(self) -> None:
+    async def wait_unready(self) -> None:
         """Wait until a model is not ready."""
         await self._wrong.wait()
 
-    def told(self, name: str, condition: ModelCondition) -> None:
+    def record(self, name: str, condition: ModelCondition) -> None:
         """Record the result of a call or a probe for one of `names`."""
         if name in self._conditions and self._conditions[name] is not condition:
             self._conditions[name] = condition
@@ -101,7 +101,7 @@ class TritonModels:
                     await self._client.infer(name, inputs)
         except (InferenceServerException, BackendError, OSError) as error:
             if isinstance(error, InferenceServerException) and (condition := condition_from_error(error)) is not None:
-                self.told(name, condition)
+                self.record(name, condition)
             return False
         return True
 

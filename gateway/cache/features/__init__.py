@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gateway.cache.features.reading import LONGEST, QuestionReading, kept, read
+from gateway.cache.features.reading import LONGEST, QuestionReading, read, read_stored
 from gateway.cache.features.words import WordFeatures, word_features
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "QuestionReading",
     "WordFeatures",
     "features",
-    "kept",
     "read",
+    "read_stored",
     "vectors",
     "word_features",
 ]
@@ -49,7 +49,7 @@ class FeatureVector:
 def features(query: str, stored: Sequence[str]) -> FloatArray:
     """Return one row per stored question: (k, len(NAMES)) float64, finite for any text."""
     reading = read(query)
-    return np.array([word_features(reading, kept(other)) for other in stored], np.float64).reshape(
+    return np.array([word_features(reading, read_stored(other)) for other in stored], np.float64).reshape(
         len(stored), len(NAMES)
     )
 

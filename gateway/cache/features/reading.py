@@ -65,13 +65,13 @@ class QuestionReading:
 
 
 def read(text: str) -> QuestionReading:
-    """Read a new question. It is not cached, as most questions come once. Use `kept` for stored questions."""
+    """Read a new question. It is not cached, as most questions come once. Use `read_stored` for stored questions."""
     return _read(text, lexical.read)
 
 
 @lru_cache(maxsize=READING_CACHE_SIZE)
-def kept(text: str) -> QuestionReading:
-    return _read(text, lexical.kept)
+def read_stored(text: str) -> QuestionReading:
+    return _read(text, lexical.read_stored)
 
 
 def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> QuestionReading:

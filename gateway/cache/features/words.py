@@ -87,7 +87,7 @@ def word_features(query: QuestionReading, stored: QuestionReading) -> WordFeatur
         _reversed(query.directions, stored.directions),
         inverted,
         inverted if ordered else 0.0,
-        _asks_differ(query.question_type, stored.question_type),
+        _question_types_differ(query.question_type, stored.question_type),
         *_difference(query.aspects, stored.aspects),
         *_conditions(query, stored),
         *_ends(query, stored, left_a, left_b),
@@ -171,7 +171,7 @@ def _reversed(a: Set[tuple[str, str]], b: Set[tuple[str, str]]) -> float:
     return float(any((y, x) in b and x != y for x, y in a))
 
 
-def _asks_differ(a: str, b: str) -> float:
+def _question_types_differ(a: str, b: str) -> float:
     if a == b:
         return 0.0
     return 0.5 if {a, b} & {"", "thing"} else 1.0

@@ -45,24 +45,24 @@ class TrafficCounts:
     """
 
     requests: int = 0
-    met: dict[int, int] = field(default_factory=dict)  # neighbours by band of their score
+    neighbours: dict[int, int] = field(default_factory=dict)  # by band of their score
     sized_lookups: float = 0.0  # as in `ThresholdLedger`
     log_size: float = 0.0
     hits: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.requests or self.met or self.hits)
+        return bool(self.requests or self.neighbours or self.hits)
 
     def as_row(self) -> tuple[Any, ...]:
-        return self.requests, self.met, self.sized_lookups, self.log_size, self.hits
+        return self.requests, self.neighbours, self.sized_lookups, self.log_size, self.hits
 
     @classmethod
     def of_row(cls, row: tuple[Any, ...]) -> TrafficCounts:
         """Build the counts from `as_row`. Raise `ValueError` or `TypeError` for any other row."""
-        requests, met, sized_lookups, log_size, hits = row
-        if not isinstance(met, Mapping):
-            raise TypeError(f"bands are a {type(met).__name__}, expected a mapping")
-        counts = {int(band): int(count) for band, count in met.items()}
+        requests, neighbours, sized_lookups, log_size, hits = row
+        if not isinstance(neighbours, Mapping):
+            raise TypeError(f"bands are a {type(neighbours).__name__}, expected a mapping")
+        counts = {int(band): int(count) for band, count in neighbours.items()}
         traffic = cls(int(requests), counts, float(sized_lookups), float(log_size), int(hits))
         if min(traffic.requests, traffic.hits, *counts.values(), 0) < 0:
             raise ValueError("counts must not be negative")
@@ -136,14 +136,14 @@ class ThresholdLedger:
     def __init__(self, prior: Sequence[tuple[float, float]]) -> None:
         shares, rates = np.array(prior, np.float64).T
         self._model = WrongShareModel(CENTRES, np.clip(shares, LEAST_SHARE, GREATEST_SHARE))
-        self._prior_met = rates * PRIOR_REQUESTS
+        self._prior_neighbours = rates * PRIOR_REQUESTS
         self.restore(np.zeros(BANDS), np.zeros(BANDS), np.zeros(BANDS))
 
     def restore(
         self,
         labels: np.ndarray,
         wrong: np.ndarray,
-        met: np.ndarray,
+        neighbours: np.ndarray,
         requests: float = 0.0,
         sized_lookups: float = 0.0,
         log_size: float = 0.0,
@@ -153,7 +153,7 @@ class ThresholdLedger:
         `sized_lookups`: lookups with a known number of entries. `log_size`: the sum of that number's logarithm over
         them.
         """
-        self._labels, self._wrong, self._met = labels, wrong, met
+        self._labels, self._wrong, self._neighbours = labels, wrong, neighbours
         self.clients = ClientLabels(BANDS)
         self._pull: FloatArray | None = None  # of the last posterior: where the next one begins
         self._pending_requests = 0  # requests not yet applied to the arrays
@@ -172,9 +172,9 @@ class ThresholdLedger:
         return self._wrong
 
     @property
-    def met(self) -> np.ndarray:
+    def neighbours(self) -> np.ndarray:
         self._catch_up()
-        return self._met
+        return self._neighbours
 
     def advance(self, requests: int) -> None:
         """Count requests since the last call, with or without a neighbour."""
@@ -193,10 +193,10 @@ class ThresholdLedger:
             fade = (1 - 1 / LABEL_MEMORY) ** pending
             self._labels *= fade
             self._wrong *= fade
-            self._met *= kept**pending
+            self._neighbours *= kept**pending
             self.clients.fade(fade)
         for band, then in self._observations:
-            self._met[band] += kept ** (pending - then)
+            self._neighbours[band] += kept ** (pending - then)
         self._pending_requests = 0
         self._observations.clear()
 
@@ -215,9 +215,9 @@ class ThresholdLedger:
     def add(self, traffic: TrafficCounts) -> None:
         """Add the traffic of another gateway."""
         self.advance(traffic.requests)
-        met = self.met
-        for band, count in traffic.met.items():
-            met[min(BANDS - 1, max(0, band))] += count
+        neighbours = self.neighbours
+        for band, count in traffic.neighbours.items():
+            neighbours[min(BANDS - 1, max(0, band))] += count
         self.sized_lookups += traffic.sized_lookups
         self.log_size += traffic.log_size
 
@@ -275,7 +275,7 @@ class ThresholdLedger:
         return mean, variance + float(counts @ (shares.mean * (1 - shares.mean)))
 
     def _rates(self) -> np.ndarray:
-        rates: np.ndarray = (self.met + self._prior_met) / (self.requests + PRIOR_REQUESTS)
+        rates: np.ndarray = (self.neighbours + self._prior_neighbours) / (self.requests + PRIOR_REQUESTS)
         return rates
 
 

@@ -328,12 +328,12 @@ class RouteControl:
         """Return mean and variance of the wrong answers among `served`. See `ThresholdLedger.wrong_among`."""
         return self._ledger.wrong_among(served)
 
-    def met(self, score: float, entries: int = 0) -> None:
+    def record_neighbour(self, score: float, entries: int = 0) -> None:
         """Record the score of a request's best neighbour among `entries`, served or not."""
         self._ledger.observe(score, entries)
         self._changes_since_refresh += 1
         band, unpublished = band_of(score), self._unpublished
-        unpublished.met[band] = unpublished.met.get(band, 0) + 1
+        unpublished.neighbours[band] = unpublished.neighbours.get(band, 0) + 1
         if entries > 0:
             unpublished.sized_lookups += 1
             unpublished.log_size += math.log(entries)
@@ -421,7 +421,7 @@ class RouteControl:
     def _ledger_with(self, labels: FloatArray, wrong: FloatArray) -> ThresholdLedger:
         """Return a ledger with this traffic and other labels."""
         kept, other = self._ledger, ThresholdLedger(self._prior)
-        other.restore(labels, wrong, kept.met, kept.requests, kept.sized_lookups, kept.log_size)
+        other.restore(labels, wrong, kept.neighbours, kept.requests, kept.sized_lookups, kept.log_size)
         return other
 
     def _fall_back(self, labels: FloatArray, wrong: FloatArray) -> None:
@@ -475,7 +475,7 @@ class RouteControl:
             self._ledger.add(traffic)
             self._pending += traffic.requests
             self._advanced_wrong_hits().served += traffic.hits
-            self._changes_since_refresh += sum(traffic.met.values())
+            self._changes_since_refresh += sum(traffic.neighbours.values())
         elif kind == "audit":
             self._advanced_wrong_hits().audited(Label(row[0]), float(row[1]))
         elif kind == "complaint":
@@ -520,7 +520,7 @@ class RouteControl:
     def snapshot(self, *, evidence: bool = True) -> bytes:
         """Return the state as bytes. `evidence`: include labelled lookups, the largest part (at most 3 MB)."""
         ledger = self._ledger
-        arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.met)]
+        arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.neighbours)]
         packed: bytes = msgpack.packb(
             (
                 VERSION,
@@ -545,7 +545,7 @@ class RouteControl:
                 raise SnapshotInvalid(
                     f"learned by version {form!r} with {basis!r}, expected version {VERSION} with {self.basis!r}"
                 )
-            labels, wrong, met = (band_counts(array, BANDS) for array in arrays)
+            labels, wrong, neighbours = (band_counts(array, BANDS) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
             by_client = ClientLabels(BANDS)
@@ -557,7 +557,7 @@ class RouteControl:
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
-        self._ledger.restore(labels, wrong, met, requests, sized_lookups, log_size)
+        self._ledger.restore(labels, wrong, neighbours, requests, sized_lookups, log_size)
         self._ledger.clients = by_client
         self._evidence, self._wrong_hits = evidence, known
         self._drift, self.labels_since_drift = drift, since_drift

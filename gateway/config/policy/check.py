@@ -60,7 +60,7 @@ def check(
     """
     configs = [path for path in paths if _is_config(path, config_path)]
     reading = read_config(configs[0] if configs else config_path, environ)
-    checking = _Checking(reading, rehearse)
+    checking = _PolicyCheck(reading, rehearse)
     if not paths:
         checking.add_config(config_path, reading)
         checking.add_policies(reading.policies)
@@ -72,7 +72,7 @@ def check(
     return checking.result()
 
 
-class _Checking:
+class _PolicyCheck:
     """The faults and warnings so far."""
 
     def __init__(self, reading: ConfigReading, rehearse: Rehearse) -> None:

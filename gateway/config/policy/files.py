@@ -11,7 +11,7 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_files, read_texts
 from gateway.config.policy.model import PolicySource
 from gateway.errors import BadRequest, GatewayError
-from gateway.files import replaced
+from gateway.files import replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.yaml", re.ASCII)
 _NEW_FILE_MODE = 0o644
@@ -94,7 +94,7 @@ class PolicyFolder:
         temporary = path.with_name(f".{path.name}.new")  # hidden, so that it is not read as a policy file
         mode = path.stat().st_mode & 0o777 if path.exists() else _NEW_FILE_MODE
         try:
-            replaced(path, content, temporary, mode)
+            replace_file(path, content, temporary, mode)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.config.policy.load import file_order
 from gateway.config.policy.model import Policy
-from gateway.files import replaced
+from gateway.files import replace_file
 
 MAX_LINES = 5_000  # in a file: a comparison takes up to quadratic time
 
@@ -218,7 +218,7 @@ class History:
     def _write(self, path: Path, value: object) -> bool:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replaced(path, orjson.dumps(value), path.with_suffix(".new"), 0o600)
+            replace_file(path, orjson.dumps(value), path.with_suffix(".new"), 0o600)
         except OSError as error:
             _warn(path, error)
             return False

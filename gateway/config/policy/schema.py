@@ -22,7 +22,7 @@ from gateway.config.policy.targets import (
     tier_problems,
 )
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
-from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, WrittenAs, or_schemas
+from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, FileForm, or_schemas
 from gateway.config.units import (
     SHARE,
     Duration,
@@ -147,7 +147,7 @@ class AdmitRule(Section):
         Field(strict=False),
         BeforeValidator(_tool_names),
         or_schemas(SWITCH),
-        WrittenAs(_written_tool_names),
+        FileForm(_written_tool_names),
     ] = ()
     """Responses that call tools are stored too: of the tools in a list of globs such as `[get_weather, "search_*"]`, or
     of any with `on`. A call with an identifier that its request does not have is never stored or served."""
@@ -338,7 +338,7 @@ class TargetRule(Section):
     """The time from the request's arrival to the end of its answer. The gateway calls the best backend that is
     predicted to keep it."""
     confidence: Annotated[
-        float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), WithJsonSchema(SHARE), WrittenAs(format_share)
+        float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), WithJsonSchema(SHARE), FileForm(format_share)
     ] = 0.95
     """The share of latency budgets to keep, from 50% to 99.9%."""
     confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"

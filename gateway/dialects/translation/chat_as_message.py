@@ -31,7 +31,7 @@ THOUGHTS = ("reasoning_content", "reasoning")
 
 
 class ChatAnswer:
-    """`ChatAnswer` implements `Translated`, and its class implements `Translation`."""
+    """`ChatAnswer` implements `TranslatedCall`, and its class implements `Translation`."""
 
     def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> None:
         with bad_request_if_unreadable():

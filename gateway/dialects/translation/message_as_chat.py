@@ -28,8 +28,8 @@ DROPPED_BLOCKS = ("redacted_thinking",)
 
 
 class MessageAnswer:
-    """`MessageAnswer` implements `Translated`, and its class implements `Translation`. The backend always understands
-    `cache_control`."""
+    """`MessageAnswer` implements `TranslatedCall`, and its class implements `Translation`. The backend always
+    understands `cache_control`."""
 
     def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = True) -> None:
         if call.operation != CHAT:

@@ -28,7 +28,7 @@ from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
 from gateway.streams import with_completion
-from gateway.tasks import FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S, Backoff, cancelled, start_task
+from gateway.tasks import FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S, Backoff, cancel_and_wait, start_task
 
 
 def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
@@ -140,7 +140,7 @@ class GrpcPort:
     async def stop(self) -> None:
         """Accept no more calls, wait up to `drain_timeout` for the calls in flight, then abort them."""
         if self._watching is not None:
-            await cancelled(self._watching)
+            await cancel_and_wait(self._watching)
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(self._config.drain_timeout)

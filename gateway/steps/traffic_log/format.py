@@ -75,7 +75,7 @@ class RecordedRequest(NamedTuple):
     id: str
     policy: str  # hash
     route: str
-    given: RequestFacts
+    request: RequestFacts
     prompt: str | None  # None: the policy does not keep it, or there is no question
     vector: bytes | None  # float16, of the question; None: it was not embedded
     readable: bool  # whether the vector covers the whole question
@@ -112,7 +112,7 @@ Row = RecordedRequest | RecordedLabel
 
 _NESTED = [
     (RecordedRequest._fields.index(name), form)
-    for name, form in (("given", RequestFacts), ("answer", RecordedAnswer), ("hit", RecordedHit))
+    for name, form in (("request", RequestFacts), ("answer", RecordedAnswer), ("hit", RecordedHit))
 ]
 
 _CONSIDERED = RecordedRequest._fields.index("considered")

@@ -120,7 +120,7 @@ def recorded_of(
         request.id,
         policy,
         request.route,
-        facts.given,
+        facts.request,
         facts.question if facts.keeps_prompt else None,
         None if embedding is None else embedding.vector.astype("<f2").tobytes(),
         embedding is None or not embedding.partial,

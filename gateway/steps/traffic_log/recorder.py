@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.cache.erasure import ErasureTarget, Traces
+from gateway.cache.erasure import ErasureTarget, ErasureTraces
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
@@ -118,7 +118,7 @@ class Recorder:
         if route in self._routes and len(self._rows) < self._bounds.max_buffered:
             self._append(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         """Remove the requests of the target, in the buffer and in all segments. Return their number. Rows that come
         later and began before are dropped when they are written. Raise `OSError`."""
         if not dry_run:
@@ -143,7 +143,9 @@ class Recorder:
     def _is_of(self, target: ErasureTarget, row: Row) -> bool:
         if not isinstance(row, RecordedRequest) or row.at > target.at:
             return False
-        same = target.tenant is None or (self._tenants is not None and row.given.tenant == self._tenants(target.tenant))
+        same = target.tenant is None or (
+            self._tenants is not None and row.request.tenant == self._tenants(target.tenant)
+        )
         return same and target.names(row.subjects)
 
     def _append(self, row: Row) -> None:

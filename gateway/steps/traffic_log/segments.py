@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.config.schema import TrafficConfig
-from gateway.files import replaced
+from gateway.files import replace_file
 from gateway.steps.traffic_log.format import (
     SUFFIX,
     RecordedRequest,
@@ -114,7 +114,7 @@ class Segments:
             damaged += not whole
             if gone and not dry_run:
                 written = path.stat().st_mtime_ns  # readers take it for the end of the segment
-                replaced(path, kept, path.with_name(f".{path.name}.new"), OWNER_ONLY)
+                replace_file(path, kept, path.with_name(f".{path.name}.new"), OWNER_ONLY)
                 os.utime(path, ns=(written, written))
         return dropped, damaged
 

@@ -11,7 +11,7 @@ Embedder = Literal["onnx", "triton"]
 Index = Literal["auto", "faiss", "milvus"]
 
 
-class Impossible(Exception):
+class DemandImpossible(Exception):
     """No fleet can meet the demand. The message is one sentence: the reason and a remedy."""
 
 
@@ -19,7 +19,7 @@ class Impossible(Exception):
 class Demand:
     """The load on all gateways together. Rates are per second, shares are in [0, 1], sizes are in bytes.
 
-    Raises `Impossible` if a value is out of range.
+    Raises `DemandImpossible` if a value is out of range.
     """
 
     rps: float  # requests per second, mean over a month
@@ -42,7 +42,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         for sentence in self._range_errors():
-            raise Impossible(sentence)
+            raise DemandImpossible(sentence)
 
     def _range_errors(self) -> Iterator[str]:
         for name, value, least, most in (

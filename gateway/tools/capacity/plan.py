@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.tools.capacity.costs import Costs
-from gateway.tools.capacity.demand import Demand, Impossible
+from gateway.tools.capacity.demand import Demand, DemandImpossible
 
 
 # The queueing model has one server with one queue: a gateway's event loop, or the thread of its embedding model.
@@ -59,7 +59,7 @@ def servers(work: float, utilisation: float) -> float:
     return work / utilisation
 
 
-def whole(count: float) -> int:
+def round_up(count: float) -> int:
     """Return `count` rounded up, at least 1. A rounding error of a sum does not add one."""
     return max(1, math.ceil(count - 1e-9))
 
@@ -162,7 +162,7 @@ def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
 
 
 def plan_fleet(demand: Demand, costs: Costs) -> FleetPlan:
-    """Return the fleet for `demand`. Raises `Impossible`."""
+    """Return the fleet for `demand`. Raises `DemandImpossible`."""
     index, index_reason = _index(demand, costs)
     work = work_per_request(demand, costs, index)
     gateways = _gateways(demand, costs, index, work)
@@ -199,12 +199,12 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
     large = d.entries > c.faiss_entries
     if d.index == "faiss":
         if large:
-            raise Impossible(
+            raise DemandImpossible(
                 f"--index faiss is measured up to {c.faiss_entries:g} entries in each gateway, and --entries is "
                 f"{d.entries:g}: use fewer entries or --index milvus, or set faiss_entries in --costs"
             )
         if share >= d.utilisation:
-            raise Impossible(
+            raise DemandImpossible(
                 f"--index faiss cannot follow {changes:,.0f} new entries a second at the peak: that takes {share:.0%} "
                 f"of a core in each gateway, and --utilisation allows {d.utilisation:.0%}: use --index milvus or a "
                 "smaller --stored-share"
@@ -225,7 +225,7 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
 def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
     loops = d.peak * work.loop.mean_s / (d.utilisation - work.loop_replication)
     threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_replication)
-    count = whole(max(loops, threads)) + d.spare
+    count = round_up(max(loops, threads)) + d.spare
     following = count * (work.loop_replication + work.threads_replication)
     held = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
     left = f"({d.utilisation:g} - {work.loop_replication:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
@@ -258,7 +258,7 @@ def _store(d: Demand, c: Costs, follows: int) -> PlanPart:
     size = c.entry_store_bytes + answer_bytes(d, c)
     held = d.entries * size
     by_memory = held / (c.shard_gb * GB * c.shard_fill)
-    shards = whole(max(by_work, by_memory))
+    shards = round_up(max(by_work, by_memory))
     following = f" + {followed:,.1f} for {follows} followers" if follows else ""
     nodes = shards * (1 + d.store_replicas)
     return PlanPart(
@@ -286,7 +286,7 @@ def _milvus(d: Demand, c: Costs) -> PlanPart:
     memory = d.entries * c.entry_milvus_bytes / (c.milvus_node_gb * GB * c.shard_fill)
     searches = servers(d.peak * d.embeddings / c.milvus_searches, d.utilisation)
     inserts = servers(d.peak * d.inserts / c.milvus_inserts, d.utilisation)
-    count = whole(max(memory, searches, inserts)) + d.spare
+    count = round_up(max(memory, searches, inserts)) + d.spare
     return PlanPart(
         "milvus nodes",
         count,
@@ -311,7 +311,7 @@ def _gpus(d: Demand, c: Costs) -> Iterator[PlanPart]:
         if share > 0:
             count = servers(d.peak * share / each, d.utilisation)
             formula = f"{d.peak * share:,.0f}/s / ({each:g}/s x {d.utilisation:g}) = {count:,.1f}, + {d.spare} spare"
-            yield PlanPart(name, whole(count) + d.spare, formula, gpus=whole(count) + d.spare, used=(cost,))
+            yield PlanPart(name, round_up(count) + d.spare, formula, gpus=round_up(count) + d.spare, used=(cost,))
 
 
 def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Iterator[str]:

@@ -74,7 +74,7 @@ class DistillOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Distilled:
+class DistilledModel:
     entry: Path
     large: Path | None
     report: dict[str, Any]

@@ -70,7 +70,7 @@ def latency_ms(classifier: Classifier, texts: Sequence[str]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     """The figures on those held-out rows on which no threshold was chosen."""
 
     over: int  # rows
@@ -88,13 +88,13 @@ def compare(
     teacher_labels: NDArray[np.int64],
     labels: NDArray[np.int64],
     accept_above: float,
-) -> Compared:
+) -> Comparison:
     """Compare a student with its teacher and the labels of the file.
 
     The three arrays have the numbers of the labels: by the student, by the teacher, and in the file.
     """
     sure = confidence > accept_above
-    return Compared(
+    return Comparison(
         over=len(labels),
         agreement=share_with_interval(predictions == teacher_labels),
         accuracy=share_with_interval(predictions == labels),
@@ -105,7 +105,7 @@ def compare(
     )
 
 
-def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
+def as_markdown(report: dict[str, Any], figures: Comparison, policy: str) -> str:
     models = report["models"]
     rows = "\n".join(
         f"| {name} | {each['bytes'] / 1e6:.1f} MB | {each['fp32_bytes'] / 1e6:.1f} MB | {each['p50_ms']:.2f} ms |"
@@ -140,5 +140,5 @@ onnxruntime multiplies dense matrices.
 """
 
 
-def as_json(report: dict[str, Any], figures: Compared) -> dict[str, Any]:
+def as_json(report: dict[str, Any], figures: Comparison) -> dict[str, Any]:
     return report | asdict(figures)

@@ -12,9 +12,9 @@ import numpy as np
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
 from gateway.tools.demo.static_vectors import ensure_static_vectors
 from gateway.tools.distillation.data import Data, TrainingRow, check_classes, hash_fraction, read_data, split_data
-from gateway.tools.distillation.options import Distilled, DistillOptions, Progress
+from gateway.tools.distillation.options import DistilledModel, DistillOptions, Progress
 from gateway.tools.distillation.process import run_trainer
-from gateway.tools.distillation.report import Compared, as_json, as_markdown, compare, latency_ms, threshold
+from gateway.tools.distillation.report import Comparison, as_json, as_markdown, compare, latency_ms, threshold
 from gateway.tools.distillation.repository import (
     CALLERS,
     assemble,
@@ -31,7 +31,7 @@ from gateway.tools.embedding_model.triton_repository import next_version
 MAX_TOKENS = 256  # tokens read of a text; the rest is cut
 
 
-def distil(options: DistillOptions, progress: Progress) -> Distilled:
+def distil(options: DistillOptions, progress: Progress) -> DistilledModel:
     """Distil a classifier and return its entries and its report.
 
     Raises `DataInvalid`, `FetchFailed`, `ModelMissing` or `ModelCorrupt`; then the repository is unchanged.
@@ -86,7 +86,7 @@ def _publish(
     labels: tuple[str, ...],
     tokenizer: Path,
     skipped: int,
-) -> Distilled:
+) -> DistilledModel:
     output = options.output
     built = {name: scratch / name for name in (("student", "teacher") if options.large else ("student",))}
     graph = f"{output.name}-graph" if options.tensorrt else None
@@ -130,12 +130,12 @@ def _publish(
     if graph is not None:
         publish_graph(output.work / "student-gpu.onnx", output.repository, graph, len(labels), options.precision)
     entry = publish(built["student"], output.repository, output.name, 1 if graph is None else CALLERS)
-    return Distilled(entry, large, whole, text, policy)
+    return DistilledModel(entry, large, whole, text, policy)
 
 
 def _evaluate(
     options: DistillOptions, built: dict[str, Path], held: Sequence[TrainingRow], labels: tuple[str, ...]
-) -> tuple[float, Compared]:
+) -> tuple[float, Comparison]:
     """Return the threshold, from half of the rows held out, and the figures, from the other half.
 
     Both use the classifier that is served, not the model in training.

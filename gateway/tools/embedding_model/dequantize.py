@@ -101,7 +101,7 @@ def as_rows(graph: onnx.GraphProto) -> None:
     graph.output.append(helper.make_tensor_value_info("logit", onnx.TensorProto.FLOAT, ["batch", 1]))
 
 
-def swept(graph: onnx.GraphProto) -> None:
+def remove_unused(graph: onnx.GraphProto) -> None:
     """Remove the nodes and tensors that nothing reads any more."""
     wanted = {each.name for each in graph.output}
     kept = []
@@ -125,7 +125,7 @@ def write(source: Path, target: Path, words: Path | None = None) -> None:
     if words is not None:
         with_words(model.graph, onnx.load(words).graph)
         as_rows(model.graph)
-    swept(model.graph)
+    remove_unused(model.graph)
     left = {node.op_type for node in model.graph.node} & INT8
     if left:
         raise ValueError(f"the graph still has {', '.join(sorted(left))}")

@@ -187,7 +187,7 @@ def as_bytes(table: NDArray[np.float32]) -> tuple[NDArray[np.uint8], np.float32,
     return np.clip(np.rint(table / scale) + zero, 0, 255).astype(np.uint8), scale, zero
 
 
-def embedded(graph: Graph) -> str:
+def add_embedding_layer(graph: Graph) -> str:
     """Add the embedding layer and return its output.
 
     Words come from a uint8 table, which the cross-encoder reads too (word_table.py). Positions are added as floats,
@@ -218,7 +218,7 @@ def _rounded(table: NDArray[np.float32]) -> NDArray[np.float32]:
 def write_graph(source: Path, target: Path) -> None:
     graph = Graph(load_file(source / "model.safetensors"))
     mask = graph.add("Cast", "attention_mask", to=TensorProto.INT32)
-    value = embedded(graph)
+    value = add_embedding_layer(graph)
     for number in range(LAYERS):
         value = graph.layer(value, mask, f"encoder.layer.{number}")
     # Mean pooling without padding. The result is normalised, so the sum is enough.

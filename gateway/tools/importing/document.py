@@ -88,7 +88,7 @@ class Setting:
     value: Any
 
     @property
-    def given(self) -> bool:
+    def is_set(self) -> bool:
         """Whether the file has the setting, with a value."""
         return self.value is not None
 
@@ -121,7 +121,7 @@ class Setting:
         self._report(Outcome.MISSING, text)
 
     def _report(self, outcome: Outcome, text: str) -> None:
-        if self.given:
+        if self.is_set:
             self.document.add(self.path, outcome, text)
 
     def variable(self) -> str | None:
@@ -135,7 +135,7 @@ class Setting:
             return f"${{{name}}}"
         if isinstance(self.value, str) and self.value:
             return self.value.replace("${", "$${")
-        if self.given:
+        if self.is_set:
             self.missing(f"expected text, got {format_value(self.value)}; correct it and import again")
         return None
 
@@ -148,7 +148,7 @@ class Setting:
             return float(value)
         if self.variable() is not None:
             self.missing("a variable cannot hold this number here; write the number and import again")
-        elif self.given:
+        elif self.is_set:
             self.missing(f"expected a number, got {format_value(value)}; correct it and import again")
         return None
 

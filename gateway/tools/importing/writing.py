@@ -12,7 +12,7 @@ import yaml
 from gateway.config.errors import ConfigInvalid
 from gateway.config.load import load_config
 from gateway.config.policy.load import LAST_FILE, load_policy
-from gateway.files import replaced
+from gateway.files import replace_file
 from gateway.tools.importing.draft import Draft
 from gateway.tools.importing.errors import ImportFailed
 
@@ -74,7 +74,7 @@ def _write_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        replaced(path, text.encode(), path.with_name(f".{path.name}.new"), _MODE)
+        replace_file(path, text.encode(), path.with_name(f".{path.name}.new"), _MODE)
         written.append(str(path))
     return written
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gateway.cache.admission import UseCounts, admit_response, refuse_request
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.config.policy.parameters import untuned
-from gateway.latency_forecast import Prediction, Remaining
+from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
 from gateway.routing.latency_promises import Confidence
@@ -33,7 +33,7 @@ from gateway.tools.simulation.dataset import TrafficDay
 from gateway.tools.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.upstream.latency import CallFeatures, LatencyBook
 
-UNBOUNDED = Remaining()
+UNBOUNDED = RemainingBudget()
 OUT_OF_TIME = "out-of-time"
 
 
@@ -46,7 +46,7 @@ class CallResult:
     reason: str
     seconds: float | None
     dollars: float | None
-    asked: bool = True  # a backend was called
+    backend_called: bool = True  # a backend was called
 
 
 class BackendModel:
@@ -76,7 +76,7 @@ class BackendModel:
         self._frequency = UseCounts()
         self._books: dict[str, LatencyBook] = {}
         self._confidences = {r.name: Confidence(r.slo.confidence, adapts=not r.slo.per_request) for r in policy.routes}
-        budgets = any(row.given.budget_s is not None for row in day.requests)
+        budgets = any(row.request.budget_s is not None for row in day.requests)
         self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
         self._split_routes = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
         self._unbounded: dict[
@@ -88,13 +88,13 @@ class BackendModel:
         """Return the outcome of the request with the number `at`."""
         target = route.target
         if route.name in self._split_routes:
-            target = resolve_splits(target, row.given.canonical, _midpoint_rng)
+            target = resolve_splits(target, row.request.canonical, _midpoint_rng)
         remaining = self._remaining(row, route)
         decision = self._decision(row, route, target, remaining)
         if decision.late and route.slo.late == "refuse":
-            return CallResult(None, None, OUT_OF_TIME, self._latencies.overhead_s, 0.0, asked=False)
+            return CallResult(None, None, OUT_OF_TIME, self._latencies.overhead_s, 0.0, backend_called=False)
         backend = decision.backends[0]
-        answered = self._day.answered.get(row.given.canonical)
+        answered = self._day.answered.get(row.request.canonical)
         seconds = self._latencies.call_seconds(at, row, backend, answered)
         if seconds is None:
             self._count_unknown("latency", backend)
@@ -106,7 +106,7 @@ class BackendModel:
 
     def is_admitted(self, row: RecordedRequest, route: Route, key: Key) -> bool:
         """Return whether the answer to the request is stored."""
-        given, rules = row.given, route.admission
+        given, rules = row.request, route.admission
         if row.status != 200 or refuse_request(rules, given.temperature, given.roles) is not None:
             return False
         if rules.after > 1 and not given.no_cache and self._ask_count(key) < rules.after:
@@ -126,19 +126,19 @@ class BackendModel:
         owner, route, canonical = key
         return self._frequency.add(hashlib.sha256(f"{owner}\0{route}\0".encode() + canonical).hexdigest())
 
-    def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: Remaining) -> Decision:
-        if row.given.operation == EMBEDDINGS:
+    def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: RemainingBudget) -> Decision:
+        if row.request.operation == EMBEDDINGS:
             return select(target, self._traits, Signals(EMBEDDINGS), route.slo.late)
         if len(target.tiers) == 1:
             return self._decide(row, route, target, remaining, None, 0.0)
-        score = row.complexity if row.complexity is not None else self._day.complexities.get(row.given.canonical)
+        score = row.complexity if row.complexity is not None else self._day.complexities.get(row.request.canonical)
         if score is None:
             return self._recorded_decision(row, target)
         escalation = self._escalations[route.name]
-        wish = escalation.wish(target, score, row.at)
-        decision = self._decide(row, route, target, remaining, wish, score)
+        tier_decision = escalation.decide(target, score, row.at)
+        decision = self._decide(row, route, target, remaining, tier_decision, score)
         if target.large_share is not None or target.quality is not None:  # no other rule needs the outcome
-            escalation.count(wish, score, row.at, large=decision.tier != target.tiers[0].name)
+            escalation.count(tier_decision, score, row.at, large=decision.tier != target.tiers[0].name)
         return decision
 
     def _decide(
@@ -146,16 +146,16 @@ class BackendModel:
         row: RecordedRequest,
         route: Route,
         target: Target,
-        remaining: Remaining,
-        wish: TierDecision | None,
+        remaining: RemainingBudget,
+        tier_decision: TierDecision | None,
         score: float,
     ) -> Decision:
         """Return the decision of the gateway. Without a budget it depends on the tier alone, and is cached."""
-        late, signals = route.slo.late, Signals(row.given.operation, False, score, wish, remaining)
+        late, signals = route.slo.late, Signals(row.request.operation, False, score, tier_decision, remaining)
         if remaining.has_budget:
             signals = replace(signals, predictions=self._predictions(row, route, target))
             return select(target, self._traits, signals, late)
-        key = target.backends, bisect_left(thresholds_of(target, wish), score)
+        key = target.backends, bisect_left(thresholds_of(target, tier_decision), score)
         known = self._unbounded.get(key)
         if known is None:
             known = self._unbounded[key] = select(target, self._traits, signals, late)
@@ -167,12 +167,12 @@ class BackendModel:
         backend = row.backend if row.backend in target.backends else target.tiers[-1].backend
         return Decision((backend,), target.tier_with_backend(backend), Choice.COMPLEX)
 
-    def _remaining(self, row: RecordedRequest, route: Route) -> Remaining:
-        if row.given.patient or (row.given.budget_s is None and route.latency_budget_s is None):
+    def _remaining(self, row: RecordedRequest, route: Route) -> RemainingBudget:
+        if row.request.patient or (row.request.budget_s is None and route.latency_budget_s is None):
             return UNBOUNDED
-        said = {} if row.given.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.given.budget_s)}
+        said = {} if row.request.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.request.budget_s)}
         total = budget_of(said, route.latency_budget_s).total_s
-        return UNBOUNDED if total is None else Remaining(total - self._latencies.overhead_s)
+        return UNBOUNDED if total is None else RemainingBudget(total - self._latencies.overhead_s)
 
     def _predictions(self, row: RecordedRequest, route: Route, target: Target) -> dict[str, Prediction | None]:
         asked, required = _call_features(row), self._confidences[route.name].required
@@ -211,7 +211,7 @@ class BackendModel:
         """Return the recorded answer of the request, or an earlier answer to the same request."""
         if row.answer is not None:
             return row.answer
-        earlier = self._day.answered.get(row.given.canonical)
+        earlier = self._day.answered.get(row.request.canonical)
         return None if earlier is None else earlier.answer
 
     def _count_unknown(self, what: str, of: str) -> None:
@@ -220,7 +220,7 @@ class BackendModel:
 
 
 def _call_features(row: RecordedRequest) -> CallFeatures:
-    return CallFeatures(False, float(row.given.input_tokens), row.given.max_tokens, row.route)
+    return CallFeatures(False, float(row.request.input_tokens), row.request.max_tokens, row.route)
 
 
 def _midpoint_rng() -> float:

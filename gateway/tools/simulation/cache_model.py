@@ -51,7 +51,7 @@ class CacheModel:
         created = row.at - hit.age_s
         if created >= self._started_at:  # stored during the traffic: this replay did not store it
             return
-        self.put(key, scope, node, _prior_answer(row.given.canonical, created, hit.entry, longest_s, row))
+        self.put(key, scope, node, _prior_answer(row.request.canonical, created, hit.entry, longest_s, row))
 
     def add_prior_neighbours(
         self, scope: Key, row: RecordedRequest, nodes: dict[bytes, Node], longest_s: float

@@ -106,10 +106,10 @@ def build_day(traffic: TrafficLog, floor: float) -> TrafficDay:
     day = TrafficDay(traffic.requests, traffic.labels, traffic.heading, [], {}, {}, {}, {}, {})
     size = 2 * traffic.heading.dimension  # bytes; vectors of another size come from a previous model
     embedded = {
-        r.given.question: r.vector for r in traffic.requests if r.readable and r.vector and len(r.vector) == size
+        r.request.question: r.vector for r in traffic.requests if r.readable and r.vector and len(r.vector) == size
     }
     for row in traffic.requests:
-        given, node = row.given, None
+        given, node = row.request, None
         if given.question is not None and (vector := embedded.get(given.question)) is not None:
             key = given.context + given.question
             node = places.get(key)
@@ -131,9 +131,9 @@ def build_day(traffic: TrafficLog, floor: float) -> TrafficDay:
 
 def _learn(day: TrafficDay, row: RecordedRequest, node: Node | None) -> None:
     if row.complexity is not None:
-        day.complexities[row.given.canonical] = row.complexity
+        day.complexities[row.request.canonical] = row.complexity
     if row.answer is not None:
-        day.answered[row.given.canonical] = row
+        day.answered[row.request.canonical] = row
     if row.entry and node is not None:
         day.nodes[row.entry] = node
 

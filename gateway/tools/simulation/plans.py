@@ -34,7 +34,7 @@ class RoutePlan:
     lookups: int = 0
     advanced_to: int = 0  # requests counted by the control so far
 
-    def looked(self) -> None:
+    def count_lookup(self) -> None:
         """Count one lookup. The control advances in steps: its memory fades slowly, over 1,000 requests and more."""
         if self.requests - self.advanced_to >= STEP:
             self.advanced_to = self.requests

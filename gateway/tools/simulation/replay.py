@@ -76,7 +76,7 @@ class TrafficReplay:
             while told < len(labels) and labels[told].at <= row.at:
                 self._learn(told)
                 told += 1
-            plan = self._plan_of(row.given)
+            plan = self._plan_of(row.request)
             plan.requests += 1
             outcomes.append(self._replay_request(at, row, node, plan))
         return outcomes
@@ -98,7 +98,7 @@ class TrafficReplay:
         return plan
 
     def _replay_request(self, at: int, row: RecordedRequest, node: Node | None, plan: RoutePlan) -> ReplayOutcome:
-        given = row.given
+        given = row.request
         if given.inputs:
             return _recorded_outcome(row, plan)
         directives = _directives(
@@ -154,7 +154,7 @@ class TrafficReplay:
         if plan.semantic is None or node is None:
             return None
         self._cache.add_prior_neighbours(scope, row, self._day.nodes, plan.longest_s)
-        plan.looked()
+        plan.count_lookup()
         return self._lookup.of(row, node, scope, plan.semantic, plan.within, plan.control, directives)
 
     def _hit(
@@ -195,7 +195,7 @@ class TrafficReplay:
         looked: LookupResult | None = None,
     ) -> ReplayOutcome:
         called = self.calls.answer(at, row, plan.route)
-        if called.asked:
+        if called.backend_called:
             self._store_answer(row, node, plan, key, scope, called, stores=stores, shared=bypass is None)
         reason = str(bypass) if bypass is not None else (looked and looked.refusal) or called.reason
         return ReplayOutcome(
@@ -229,7 +229,7 @@ class TrafficReplay:
             scope,
             findable,
             StoredAnswer(
-                row.given.canonical.hex(),
+                row.request.canonical.hex(),
                 ready,
                 ready,
                 ready + plan.longest_s,

@@ -8,7 +8,7 @@ from typing import Any
 
 VERDICTS = ("exact", "semantic", "stale", "coalesced", "miss", "bypass")
 MAX_ROUTES = 20
-Shown = Callable[[float | None], str]
+Formatter = Callable[[float | None], str]
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def _row(
     name: str,
     old: float | None,
     new: float | None,
-    shown: Shown,
+    shown: Formatter,
     recorded: float | None = None,
     *,
     comparable: bool = True,
@@ -113,7 +113,7 @@ def _row(
     return f"{name:<22}{shown(old):>14}{shown(new):>14}{change:>12}{'' if recorded is None else shown(recorded):>12}"
 
 
-def _signed(change: float, shown: Shown) -> str:
+def _signed(change: float, shown: Formatter) -> str:
     text = shown(abs(change))
     if text == shown(0.0):
         return "="

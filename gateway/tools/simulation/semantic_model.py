@@ -12,7 +12,7 @@ from gateway.cache.judgement import MAX_CANDIDATES, best_index, evaluate
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Semantic
 from gateway.messages import CacheDirectives, Lifetime, Refusal
-from gateway.ports import VERBATIM, Evaluated, Opinion
+from gateway.ports import VERBATIM, EvaluatedCandidate, Opinion
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer
 from gateway.tools.simulation.dataset import Node, TrafficDay
@@ -86,7 +86,7 @@ class SemanticModel:
         entries = len(within)
         threshold, by = control.threshold(rule.acceptance, entries), control if plain is None else None
         judgements = [
-            Evaluated(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, by, row.shift))
+            EvaluatedCandidate(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, by, row.shift))
             for _, similarity, opinion in found
         ]
         at = best_index(judgements)
@@ -94,11 +94,17 @@ class SemanticModel:
 
     @staticmethod
     def _chosen(
-        stored: StoredAnswer, chosen: Evaluated, control: RouteControl, entries: int, *, plain: bool, unjudged: bool
+        stored: StoredAnswer,
+        chosen: EvaluatedCandidate,
+        control: RouteControl,
+        entries: int,
+        *,
+        plain: bool,
+        unjudged: bool,
     ) -> LookupResult:
         doubtful = not plain and not chosen.verbatim
         if doubtful and chosen.opinion.veto is None:
-            control.met(chosen.score, entries)
+            control.record_neighbour(chosen.score, entries)
         if chosen.reason is not None:
             return LookupResult(None, chosen.similarity, chosen.score, str(chosen.reason), unjudged)
         control.hit()

@@ -195,7 +195,7 @@ def build_notes(
     yield from _policy_notes(day, present)
     yield from _name_notes(day, routes, setting)
     yield from _unknown_notes(replays)
-    parts = sum(row.given.inputs for row in day.requests)
+    parts = sum(row.request.inputs for row in day.requests)
     if parts:
         yield f"{parts} calls of several inputs keep their recorded outcome"
     yield ALWAYS
@@ -210,7 +210,7 @@ def _policy_notes(day: TrafficDay, present: Policy) -> Iterator[str]:
 
 def _name_notes(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) -> Iterator[str]:
     if any(route.match.tenant is not None for route in routes):
-        unknown = sum(row.given.tenant not in setting.tenants for row in day.requests)
+        unknown = sum(row.request.tenant not in setting.tenants for row in day.requests)
         if unknown:
             yield (
                 f"{unknown} requests come from tenants without a known name in auth.keys: "
@@ -298,7 +298,7 @@ class Simulation:
             "route": self.new.outcomes[at].route,
             "present": _outcome_json(self.present.outcomes[at]),
             "new": _outcome_json(self.new.outcomes[at]),
-            "question": (row.given.question or row.given.canonical)[:ID_BYTES].hex(),
+            "question": (row.request.question or row.request.canonical)[:ID_BYTES].hex(),
             "prompt": row.prompt,
         }
 

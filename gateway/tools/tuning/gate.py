@@ -16,7 +16,7 @@ CONFIDENCE = 0.95  # one-sided
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class OperatingPoint:
     """The best that one threshold can serve within a promise."""
 
     share: float  # of all pairs
@@ -24,12 +24,14 @@ class Served:
     threshold: float  # inf: nothing is served
 
 
-def served(scores: FloatArray, same: NDArray[np.bool_], promise: float, counts: FloatArray | None = None) -> Served:
+def at_promise(
+    scores: FloatArray, same: NDArray[np.bool_], promise: float, counts: FloatArray | None = None
+) -> OperatingPoint:
     """Return the result of the lowest threshold whose wrong share of all pairs is at most `promise`.
 
     `counts`: (n,) how often each pair counts; None: once.
     """
-    return Ranking(scores, same).served(promise, counts)
+    return Ranking(scores, same).at_promise(promise, counts)
 
 
 class Ranking:
@@ -42,26 +44,26 @@ class Ranking:
         # A threshold serves all pairs of one score or none of them.
         self._ends = np.append(self._scores[1:] != self._scores[:-1], True) & np.isfinite(self._scores)
 
-    def served(self, promise: float, counts: FloatArray | None = None) -> Served:
+    def at_promise(self, promise: float, counts: FloatArray | None = None) -> OperatingPoint:
         counted = np.ones(len(self._scores)) if counts is None else counts[self._order]
         total = float(counted.sum())
         wrong = np.cumsum(counted * self._wrong)
         allowed = np.flatnonzero(self._ends & (wrong <= promise * total + 1e-9))
         if not len(allowed) or total == 0.0:
-            return Served(0.0, 0.0, float("inf"))
+            return OperatingPoint(0.0, 0.0, float("inf"))
         last = int(allowed[-1])
         share = float(counted[: last + 1].sum()) / total
-        return Served(share, float(wrong[last]) / total, float(self._scores[last]))
+        return OperatingPoint(share, float(wrong[last]) / total, float(self._scores[last]))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """The gate's decision. `why` is plain words."""
 
     passed: bool
     why: str
-    before: Served
-    after: Served
+    before: OperatingPoint
+    after: OperatingPoint
     least_gain: float  # the gain is at least this with `CONFIDENCE`
 
 
@@ -72,19 +74,19 @@ def judge(
     groups: Sequence[int],
     promise: float,
     seed: int = 0,
-) -> Verdict:
+) -> GateVerdict:
     """Compare two scores of the same held-out pairs.
 
     The bootstrap draws connected components, because pairs that share a question are not independent.
     """
     old, new = Ranking(before, same), Ranking(after, same)
-    was, now = old.served(promise), new.served(promise)
+    was, now = old.at_promise(promise), new.at_promise(promise)
     _, number = np.unique(np.asarray(groups), return_inverse=True)
     random, drawn = np.random.default_rng(seed), int(number.max()) + 1 if len(number) else 0
     gains = np.zeros(SAMPLES)
     for at in range(SAMPLES if drawn else 0):
         counts = random.multinomial(drawn, np.full(drawn, 1.0 / drawn)).astype(np.float64)[number]
-        gains[at] = new.served(promise, counts).share - old.served(promise, counts).share
+        gains[at] = new.at_promise(promise, counts).share - old.at_promise(promise, counts).share
     least = float(np.quantile(gains, 1.0 - CONFIDENCE))
     gain, figures = now.share - was.share, f"{was.share:.1%} before, {now.share:.1%} after"
     if gain < LEAST_GAIN:
@@ -93,4 +95,4 @@ def judge(
         why = f"it would serve {figures}, at {promise:.2%} wrong, but the gain may be chance on {len(same)} pairs"
     else:
         why = f"it serves {figures}, at {promise:.2%} wrong, on {len(same)} pairs that it did not learn from"
-    return Verdict(gain >= LEAST_GAIN and least > 0.0, why, was, now, least)
+    return GateVerdict(gain >= LEAST_GAIN and least > 0.0, why, was, now, least)

@@ -30,7 +30,7 @@ MAX_SLOPE, MAX_OFFSET = 100.0, 100.0  # bounds of `verifiers.calibration_of`
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class ScoreInputs:
     """The inputs of the score of some pairs."""
 
     similarity: FloatArray  # (n,)
@@ -44,9 +44,9 @@ class Inputs:
         columns = (self.similarity, self.doubt, self.logit, self.words_shared)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def only(self, chosen: NDArray[np.bool_]) -> Inputs:
+    def only(self, chosen: NDArray[np.bool_]) -> ScoreInputs:
         """Return the inputs of the pairs that a mask chooses."""
-        return Inputs(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return ScoreInputs(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Numbers:
     curve: tuple[float, float]
     prior: PriorBands
 
-    def scores(self, inputs: Inputs) -> FloatArray:
+    def scores(self, inputs: ScoreInputs) -> FloatArray:
         """Return (n,) scores as the verifier computes them; -inf for pairs that are never served."""
         found = np.array([score_of(self.second.log_odds(*row)) for row in inputs.rows()], np.float64)
         return np.where(inputs.servable, found, -np.inf)
@@ -66,10 +66,10 @@ class Numbers:
 
 def fit(
     shipped: Numbers,
-    inputs: Inputs,
+    inputs: ScoreInputs,
     same: NDArray[np.bool_],
     earlier: FloatArray,
-    anchors: tuple[Inputs, NDArray[np.bool_]] | None = None,
+    anchors: tuple[ScoreInputs, NDArray[np.bool_]] | None = None,
 ) -> Numbers:
     """Fit the numbers on labelled pairs. `earlier`: (n,) scores of the shipped verifier, for the bands of the prior.
 
@@ -93,7 +93,7 @@ def fit(
         )
     )
     found = Numbers(first, second, shipped.curve, shipped.prior)
-    return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)
+    return calibrate(shipped, found, earlier[use], found.scores(inputs)[use], labels)
 
 
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
@@ -113,7 +113,7 @@ def columns_of(kind: type[Combination], rows: Sequence[Sequence[float]]) -> Floa
     return np.array([[unit.log_odds(*row) for unit in units] for row in rows], np.float64).reshape(-1, size)
 
 
-def calibrated(
+def calibrate(
     shipped: Numbers, fitted: Numbers, earlier: FloatArray, scores: FloatArray, labels: FloatArray
 ) -> Numbers:
     """Return the numbers with a curve and a prior of their own.

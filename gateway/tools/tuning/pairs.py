@@ -30,7 +30,7 @@ class LabelledPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PairSplit:
     """Pairs in three parts without a common question. `groups`: for each pair held out, its connected component."""
 
     training: Sequence[LabelledPair]
@@ -102,7 +102,7 @@ def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def cut(pairs: Sequence[LabelledPair]) -> Parts:
+def cut(pairs: Sequence[LabelledPair]) -> PairSplit:
     """Cut pairs, oldest first, at their age. The newest fifth is held out.
 
     A component goes where its newest pair goes. So no question occurs in two parts. The parts may differ from
@@ -124,7 +124,7 @@ def cut(pairs: Sequence[LabelledPair]) -> Parts:
             count += sizes[number]
         parts.append(part)
     held, fitted = parts
-    return Parts(
+    return PairSplit(
         list(_of(pairs, numbered, set(newest) - held - fitted)),
         list(_of(pairs, numbered, fitted)),
         list(_of(pairs, numbered, held)),

@@ -21,9 +21,9 @@ from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cache.verifiers import ABOUT_FILE, TRAINED, WEIGHTS, LearnedVerifier, load_weights
 from gateway.tools.tuning.encoder import Training, fine_tune
-from gateway.tools.tuning.gate import LEAST_LABELS, FloatArray, Served, Verdict, judge, served
-from gateway.tools.tuning.numbers import Inputs, Numbers, fit
-from gateway.tools.tuning.pairs import MAX_PAIRS, LabelledPair, Parts, components, cut
+from gateway.tools.tuning.gate import LEAST_LABELS, FloatArray, GateVerdict, OperatingPoint, at_promise, judge
+from gateway.tools.tuning.numbers import Numbers, ScoreInputs, fit
+from gateway.tools.tuning.pairs import MAX_PAIRS, LabelledPair, PairSplit, components, cut
 from gateway.tools.tuning.reference import anchor_pairs, loss, order, reference_pairs
 from gateway.tools.tuning.scoring import PairReader, Tell, logits, teaches
 
@@ -57,7 +57,7 @@ class Candidate:
     name: str
     directory: Path  # with the cross-encoder
     numbers: Numbers
-    held_out: Inputs
+    held_out: ScoreInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Readings:
 
     name: str
     directory: Path  # with the cross-encoder
-    fitting: Inputs
-    held_out: Inputs
-    anchors: Inputs
+    fitting: ScoreInputs
+    held_out: ScoreInputs
+    anchors: ScoreInputs
 
     def with_logits(self, name: str, directory: Path, logits: Sequence[FloatArray]) -> Readings:
         """Return the same with the logits of another cross-encoder, for each of the parts."""
@@ -77,7 +77,7 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentWeights:
     """The weights in force."""
 
     version: str | None  # None: the shipped ones
@@ -110,20 +110,22 @@ def tune(pairs: Sequence[LabelledPair], options: TuneOptions, step: Step, bar: B
         tuned, training = _fine_tuned(parts, readings, anchors, options, Path(scratch), step, bar)
         chosen, choice = _choose(parts, current, [readings, *tuned], _same(anchors), options.promise)
         lost = None if chosen is None else _lost(reader, current, chosen, options, bar)
-        return _gated(parts, current, chosen, readings.held_out, options, len(usable), choice | training, lost)
+        return _judge_candidate(
+            parts, current, chosen, readings.held_out, options, len(usable), choice | training, lost
+        )
 
 
-def _current(options: TuneOptions) -> Current:
+def _current(options: TuneOptions) -> CurrentWeights:
     versions = VerifierVersions(options.data_dir)
     version = versions.in_force()
     directory = WEIGHTS if version is None else versions.directory(version, options.embedder)
     weights = load_weights(directory)
     numbers = Numbers(weights.first, weights.second, weights.calibration.curve, weights.calibration.prior)
     cross_encoder = OnnxCrossEncoder(options.model_dir, directory)
-    return Current(version, directory, LearnedVerifier(weights, version), numbers, cross_encoder)
+    return CurrentWeights(version, directory, LearnedVerifier(weights, version), numbers, cross_encoder)
 
 
-def _fault(parts: Parts) -> str | None:
+def _fault(parts: PairSplit) -> str | None:
     """Return the reason why the parts cannot be used; None: they can."""
     for name, part in (("oldest", parts.training), ("middle", parts.fitting), ("newest", parts.held_out)):
         if len({pair.same for pair in part}) < 2:
@@ -134,7 +136,7 @@ def _fault(parts: Parts) -> str | None:
 
 
 def _fine_tuned(
-    parts: Parts,
+    parts: PairSplit,
     readings: Readings,
     anchors: list[LabelledPair],
     options: TuneOptions,
@@ -169,7 +171,7 @@ def _fine_tuned(
 
 
 def _choose(
-    parts: Parts, current: Current, encoders: Sequence[Readings], anchored: NDArray[np.bool_], promise: float
+    parts: PairSplit, current: CurrentWeights, encoders: Sequence[Readings], anchored: NDArray[np.bool_], promise: float
 ) -> tuple[Candidate | None, dict[str, Any]]:
     """Return the candidate that serves most of the middle part; None: the weights in force do. And their shares.
 
@@ -195,14 +197,14 @@ def _choose(
 
 
 def _typical(scores: FloatArray, same: NDArray[np.bool_], promise: float) -> float:
-    return float(np.mean([served(scores, same, promise * each).share for each in AROUND]))
+    return float(np.mean([at_promise(scores, same, promise * each).share for each in AROUND]))
 
 
 def _same(pairs: Sequence[LabelledPair]) -> NDArray[np.bool_]:
     return np.array([pair.same for pair in pairs], np.bool_)
 
 
-def _lost(reader: PairReader, current: Current, chosen: Candidate, options: TuneOptions, bar: Bar) -> str | None:
+def _lost(reader: PairReader, current: CurrentWeights, chosen: Candidate, options: TuneOptions, bar: Bar) -> str | None:
     """Return the reason to refuse the candidate by the reference pairs; None: there is none."""
     pairs = reference_pairs()
     cross_encoder = OnnxCrossEncoder(options.model_dir, chosen.directory)
@@ -213,11 +215,11 @@ def _lost(reader: PairReader, current: Current, chosen: Candidate, options: Tune
     return loss(order(current.numbers.scores(before), same), order(chosen.numbers.scores(after), same))
 
 
-def _gated(
-    parts: Parts,
-    current: Current,
+def _judge_candidate(
+    parts: PairSplit,
+    current: CurrentWeights,
     chosen: Candidate | None,
-    held_out: Inputs,
+    held_out: ScoreInputs,
     options: TuneOptions,
     labels: int,
     more: dict[str, Any],
@@ -226,7 +228,7 @@ def _gated(
     """Judge the candidate on the newest part, and put it in force if it passes. `lost`: as of `_lost`."""
     same, before = _same(parts.held_out), current.numbers.scores(held_out)
     if chosen is None:
-        was = served(before, same, options.promise)
+        was = at_promise(before, same, options.promise)
         why = "no candidate serves more of the labels before the newest fifth than the verifier in force"
         return _report(False, why, was, was, labels, current.version, more)
     after = chosen.numbers.scores(chosen.held_out)
@@ -247,7 +249,7 @@ def _gated(
     return _report(verdict.passed, verdict.why, verdict.before, verdict.after, labels, version, more)
 
 
-def _files(current: Current, chosen: Candidate) -> dict[str, bytes]:
+def _files(current: CurrentWeights, chosen: Candidate) -> dict[str, bytes]:
     """Return the contents of a version: the trees in force, the numbers, and the cross-encoder of the candidate."""
     about = json.loads((current.directory / ABOUT_FILE).read_bytes())
     numbers = chosen.numbers
@@ -260,7 +262,7 @@ def _files(current: Current, chosen: Candidate) -> dict[str, bytes]:
 
 
 def _examples(
-    pairs: Sequence[LabelledPair], before: FloatArray, after: FloatArray, verdict: Verdict
+    pairs: Sequence[LabelledPair], before: FloatArray, after: FloatArray, verdict: GateVerdict
 ) -> dict[str, list[dict[str, Any]]]:
     """Return held-out pairs that the candidate decides otherwise, and rightly (`won`) or wrongly (`lost`)."""
     was, now = before >= verdict.before.threshold, after >= verdict.after.threshold
@@ -276,15 +278,15 @@ def _examples(
     return {"won": list(islice(first(right=True), EXAMPLES)), "lost": list(islice(first(right=False), EXAMPLES))}
 
 
-def _refusal(current: Current, labels: int, why: str) -> dict[str, Any]:
+def _refusal(current: CurrentWeights, labels: int, why: str) -> dict[str, Any]:
     return _report(False, why, None, None, labels, current.version, {})
 
 
 def _report(
     in_force: bool,
     why: str,
-    before: Served | None,
-    after: Served | None,
+    before: OperatingPoint | None,
+    after: OperatingPoint | None,
     labels: int,
     version: str | None,
     more: dict[str, Any],
@@ -302,7 +304,7 @@ def _report(
     }
 
 
-def _figures(each: Served | None) -> dict[str, float | None]:
+def _figures(each: OperatingPoint | None) -> dict[str, float | None]:
     """Return the figures for JSON, which has no infinity."""
     if each is None:
         return {}

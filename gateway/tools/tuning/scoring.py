@@ -11,7 +11,7 @@ from gateway.cache.judgement import is_verbatim
 from gateway.cache.verifiers import CrossEncoder, LearnedVerifier, score_of
 from gateway.messages import Vector
 from gateway.ports import Opinion, StoredCandidate, TextEncoder
-from gateway.tools.tuning.numbers import Inputs
+from gateway.tools.tuning.numbers import ScoreInputs
 from gateway.tools.tuning.pairs import LabelledPair
 
 Tell = Callable[[int], None]
@@ -26,7 +26,7 @@ class PairReader:
         self._encoder = encoder
         self._verifier = verifier
 
-    def inputs(self, pairs: Sequence[LabelledPair], cross_encoder: CrossEncoder, tell: Tell) -> Inputs:
+    def inputs(self, pairs: Sequence[LabelledPair], cross_encoder: CrossEncoder, tell: Tell) -> ScoreInputs:
         """Return the inputs of the pairs. `tell` is called with the number of pairs done since the last call."""
         vectors = self._vectors(pairs)
         rows = []
@@ -37,7 +37,7 @@ class PairReader:
             rows.append((similarity, opinion.trees_doubt, logit, opinion.words_shared, servable))
             tell(1)
         table = np.array(rows, np.float64).reshape(-1, 5)
-        return Inputs(table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4] > 0)
+        return ScoreInputs(table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4] > 0)
 
     def _first(self, pair: LabelledPair, similarity: float) -> tuple[Opinion, bool]:
         """Return the first opinion, and whether the pair could be served at all."""

@@ -9,7 +9,14 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, cast
 
-from gateway.upstream.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut, UploadFailed
+from gateway.upstream.http1.errors import (
+    ConnectionBroken,
+    Disconnected,
+    ExchangeFailed,
+    MalformedAnswer,
+    TimedOut,
+    UploadFailed,
+)
 from gateway.upstream.http1.headers import HeaderNames
 from gateway.upstream.http1.parser import ResponseHeadCache, ResponseParser
 from gateway.upstream.http1.response import HttpResponse
@@ -127,7 +134,7 @@ TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 class ConnectionOwner(Protocol):
     """A `ConnectionOwner` lends connections for exchanges."""
 
-    def opened(self, connection: ClientConnection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Register a new connection. `remove` follows exactly once."""
 
     def release(self, connection: ClientConnection) -> None:
@@ -197,8 +204,8 @@ class ClientConnection(asyncio.Protocol):
         return waiter
 
     def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
-        """Implement `HttpResponse.tell`. While nobody listens, the body stays in the sockets: here it would take memory
-        that no setting bounds."""
+        """Implement `HttpResponse.subscribe`. While nobody listens, the body stays in the sockets: here it would take
+        memory that no setting bounds."""
         self._listener, self._idle_timeout_s, self._deadline = listener, idle_timeout_s, deadline
         if listener is None:
             if not self._is_paused:
@@ -242,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._socket = transport.get_extra_info("socket")
-        self._owner.opened(self)
+        self._owner.add(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -284,9 +291,9 @@ class ClientConnection(asyncio.Protocol):
             self._upload.cancel()
         if answer is not None:
             if self._parser.is_close_delimited and error is None:
-                answer.ended()
+                answer.on_end()
             elif self._parser.has_started:
-                answer.on_error(Broken("the server closed the connection within the response"))
+                answer.on_error(ConnectionBroken("the server closed the connection within the response"))
             else:
                 answer.on_error(Disconnected("the server closed the connection before the response"))
         self._parser.close()
@@ -296,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self, answer: HttpResponse) -> None:
         """Complete the exchange, and release or close the connection."""
         self._answer = None
-        answer.ended()
+        answer.on_end()
         upload, self._upload = self._upload, None
         unsent = upload is not None and not upload.done
         idle_s = self._parser.idle_s(self._idle_s)

@@ -27,7 +27,7 @@ class Disconnected(ExchangeFailed):
     """The connection closed before the first byte of the response."""
 
 
-class Broken(ExchangeFailed):
+class ConnectionBroken(ExchangeFailed):
     """The connection closed within a response."""
 
 

@@ -180,7 +180,7 @@ class ConnectionPool:
             connection.abort()
         return connection
 
-    def opened(self, connection: ClientConnection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         self._all.add(connection)
         self._empty.clear()
 

@@ -58,7 +58,7 @@ class HttpResponse:
             raise self.error
         return b"" if self.whole else None
 
-    def tell(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
+    def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
         """Register `listener`, after `poll` returned None. It is called whenever data may have arrived, until replaced.
 
         The call happens within the callback that received the data. If nothing arrives for `idle_timeout_s`, or until
@@ -74,7 +74,7 @@ class HttpResponse:
         self.chunks, self.unread = [], 0
         return taken
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """Record that the last byte has arrived. The connection may serve another request from now on."""
         self.whole, self._connection = True, None
 

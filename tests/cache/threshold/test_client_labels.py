@@ -31,7 +31,7 @@ def control_of(said: dict[str, Label], labels: int = 100) -> RouteControl:
     control = RouteControl(PRIOR, "basis")
     for number in range(labels):
         control.advance(number + 1)
-        control.met(score := 0.6 + 0.5 * number / labels)
+        control.record_neighbour(score := 0.6 + 0.5 * number / labels)
         for client, label in said.items():
             control.learn(Observation(vector_of(number % 7), score, 0.5, label, client))
     return control

@@ -27,7 +27,7 @@ def stream(
     for at in range(1, labels + 1):
         control.advance(control._requests + requests)
         control.threshold(PROMISE)
-        control.met(score)
+        control.record_neighbour(score)
         label = Label.WRONG if draw.random() < share else Label.RIGHT
         if control.learn(Observation(vector_of(at % 7), score, 0.5, label)):
             return at
@@ -61,7 +61,7 @@ def spread(control: RouteControl, requests: int = 2000) -> None:
     """Send unlabelled requests with scores of all kinds."""
     for at in range(requests):
         control.advance(control._requests + 1)
-        control.met(0.5 + 0.5 * (at % 100) / 100)
+        control.record_neighbour(0.5 + 0.5 * (at % 100) / 100)
 
 
 def test_after_the_alarm_the_threshold_is_that_of_the_calibration_or_above() -> None:
@@ -85,7 +85,7 @@ def test_the_labels_since_the_change_stay_where_the_calibration_would_serve_more
     assert raised_after is not None
     for _ in range(2000 + raised_after):  # the same traffic without labels
         cold.advance(cold._requests + 20)
-        cold.met(0.7)
+        cold.record_neighbour(0.7)
     for each in (control, cold):
         spread(each, 2000)
     assert control.threshold(PROMISE) > cold.threshold(PROMISE)
@@ -113,7 +113,7 @@ def test_labels_of_other_gateways_count_and_one_of_them_raises_the_alarm() -> No
         name, other = ("one", "two") if at % 2 else ("two", "one")
         control = controls[name]
         control.threshold(PROMISE)
-        control.met(BELOW)
+        control.record_neighbour(BELOW)
         wrong = draw.random() < (0.2 if at < 2000 else 0.45)
         if control.learn(Observation(vector_of(1), BELOW, 0.5, Label.WRONG if wrong else Label.RIGHT)):
             raised.append(at - 2000)

@@ -107,7 +107,7 @@ def test_a_restart_does_not_move_it() -> None:
         for i in range(40):
             traffic(ledger, np.random.default_rng(i), 50, wrong_below)
             ledger.threshold(0.01)
-        again.restore(ledger.labels.copy(), ledger.wrong.copy(), ledger.met.copy(), ledger.requests)
+        again.restore(ledger.labels.copy(), ledger.wrong.copy(), ledger.neighbours.copy(), ledger.requests)
         assert again.threshold(0.01) == ledger.threshold(0.01)
         assert again.wrong_shares().mean == pytest.approx(ledger.wrong_shares().mean, abs=1e-3)
 

@@ -21,7 +21,7 @@ NO_COUNTS = [[0.0] * BANDS] * 3
 
 
 def seen(control: RouteControl, score: float, label: Label, seed: int = 1) -> None:
-    control.met(score)
+    control.record_neighbour(score)
     control.learn(Observation(vector_of(seed), score, 0.8, label))
 
 

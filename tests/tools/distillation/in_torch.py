@@ -16,7 +16,7 @@ from trainer.export import export
 from trainer.losses import distillation
 from trainer.pruning import pruning_masks
 from trainer.student import Student
-from trainer.teacher import Large
+from trainer.teacher import LargeModel
 from trainer.training import Examples, Plan, padded, train
 from trainer.tuning import Tuning, tune
 
@@ -33,32 +33,32 @@ def run(folder: Path, until: int | None) -> tuple[int, list[torch.Tensor]]:
     examples = Examples(rows, labels, torch.randn(40, 3), torch.arange(40) % 2 == 0)
     plan = Plan(0.5, 2.0, 4, 8, 1e-2, 1e-3, prune=0.5, prune_epochs=2, seed=3)
 
-    def told(epoch: int, loss: float) -> None:
+    def on_epoch(epoch: int, loss: float) -> None:
         if epoch == until:
             raise Killed
 
-    begun = train(student, examples, plan, folder / "checkpoint.pt", "digest", told)
+    begun = train(student, examples, plan, folder / "checkpoint.pt", "digest", on_epoch)
     return begun, [weights.detach() for weights in student.parameters()]
 
 
 ROWS = [[1 + n % 4, *(5 + (n * step) % 15 for step in range(1, 2 + n % 3))] for n in range(32)]
-LABELS = torch.tensor([row[0] - 1 for row in ROWS])  # told by the first token
+LABELS = torch.tensor([row[0] - 1 for row in ROWS])  # on_epoch by the first token
 
 
-def tuned(folder: Path, until: int | None) -> tuple[int, Large, Large]:
+def tuned(folder: Path, until: int | None) -> tuple[int, LargeModel, LargeModel]:
     """(epochs that were done before, the model before, the model after)"""
     torch.manual_seed(1)
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
     )
-    made = [Large(transformers.BertModel(config, add_pooling_layer=False), 4)]
+    made = [LargeModel(transformers.BertModel(config, add_pooling_layer=False), 4)]
     made.append(copy.deepcopy(made[0]))
 
-    def told(epoch: int, loss: float) -> None:
+    def on_epoch(epoch: int, loss: float) -> None:
         if epoch == until:
             raise Killed
 
-    begun = tune(made[1], ROWS, LABELS, Tuning(8, 1e-2, 1, 8, 5), folder / "tuned.pt", "digest", told)
+    begun = tune(made[1], ROWS, LABELS, Tuning(8, 1e-2, 1, 8, 5), folder / "tuned.pt", "digest", on_epoch)
     return begun, made[0], made[1]
 
 

@@ -18,7 +18,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 import gateway.tools.distillation
 from gateway.__main__ import main
 from gateway.adapters.onnx.model_dir import ModelDir
-from gateway.adapters.onnx.text_models import TextClassifier as Reader
+from gateway.adapters.onnx.text_models import OnnxTextClassifier as Reader
 from gateway.tools.demo.errors import TritonUnavailable
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer

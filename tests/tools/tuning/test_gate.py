@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.tools.tuning.gate import judge, served
+from gateway.tools.tuning.gate import at_promise, judge
 
 
 def labels(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -16,14 +16,14 @@ def labels(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 def test_the_served_share_is_that_of_a_worked_example() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, -np.inf, -np.inf, -np.inf, -np.inf])
     same = np.array([1, 1, 0, 1, 0, 1, 1, 1, 1, 1], np.bool_)
-    assert served(scores, same, 0.0).share == 0.2
-    found = served(scores, same, 0.1)
+    assert at_promise(scores, same, 0.0).share == 0.2
+    found = at_promise(scores, same, 0.1)
     assert (found.share, found.wrong, found.threshold) == (0.4, 0.1, 0.6)
-    assert served(scores, same, 0.2).share == 0.6, "pairs that are never served are not served at any promise"
+    assert at_promise(scores, same, 0.2).share == 0.6, "pairs that are never served are not served at any promise"
 
 
 def test_pairs_of_one_score_are_served_together() -> None:
-    assert served(np.array([1.0, 1.0, 0.5]), np.array([True, False, True]), 0.0).share == 0.0
+    assert at_promise(np.array([1.0, 1.0, 0.5]), np.array([True, False, True]), 0.0).share == 0.0
 
 
 def test_a_better_score_passes() -> None:

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from gateway.cache.verifiers import MAX_LOGIT, load_weights
-from gateway.tools.tuning.numbers import Inputs, Numbers, fit, ridge
+from gateway.tools.tuning.numbers import Numbers, ScoreInputs, fit, ridge
 
 WEIGHTS = load_weights()
 SHIPPED = Numbers(WEIGHTS.first, WEIGHTS.second, (9.0, -7.0), [(0.2, 0.02)] * 50)
 
 
-def made(count: int, chance: Callable[..., np.ndarray], seed: int = 0) -> tuple[Inputs, np.ndarray]:
+def made(count: int, chance: Callable[..., np.ndarray], seed: int = 0) -> tuple[ScoreInputs, np.ndarray]:
     random = np.random.default_rng(seed)
     similarity, doubt = random.uniform(0.6, 1.0, count), random.uniform(0.0, 1.0, count)
     logit = 3.0 * random.standard_normal(count)
     same = random.random(count) < chance(similarity, doubt, logit)
     words_shared = np.random.default_rng(seed + 100).uniform(0.0, 1.0, count)
-    return Inputs(similarity, doubt, logit, words_shared, np.ones(count, np.bool_)), same
+    return ScoreInputs(similarity, doubt, logit, words_shared, np.ones(count, np.bool_)), same
 
 
 def by_logit(similarity: np.ndarray, doubt: np.ndarray, logit: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ class AnswerModel:
         prompt = _text(request, "text_input")
         interval_s = (_number(request, "chunk_interval_ms") or 0) / 1000
         text = answer(self.encoder.encode([last_turn(prompt)])[0], self.corpus, self.style)
-        text, tokens, reason = cut(text, _number(request, "max_tokens"), self.encoder.tokenizer)
+        text, tokens, reason = truncate(text, _number(request, "max_tokens"), self.encoder.tokenizer)
         *head, last = groups(text)
         for part in head:
             if request.is_cancelled():
@@ -86,7 +86,7 @@ def last_turn(prompt: str) -> str:
     return re.split(r"(?:^|\n\n)user: ", prompt)[-1].strip()
 
 
-def cut(text: str, max_tokens: int | None, tokenizer: Tokenizer) -> tuple[str, int, str]:
+def truncate(text: str, max_tokens: int | None, tokenizer: Tokenizer) -> tuple[str, int, str]:
     """Return the text cut to `max_tokens` word pieces, their number, and the finish reason, "stop" or "length"."""
     ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
     if max_tokens is None or len(ends) <= max_tokens:

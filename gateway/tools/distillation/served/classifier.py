@@ -20,7 +20,7 @@ UNSURE = "I don't know."
 
 
 @dataclass(frozen=True, slots=True)
-class Classified:
+class ClassifierResult:
     text: str
     confidence: float  # probability of the likeliest label
     tokens: int
@@ -38,13 +38,13 @@ class Classifier:
         self._tokenizer.enable_truncation(about["max_position_embeddings"])
         self._logits = logits or _load_graph(folder / "model.onnx")
 
-    def classify_text(self, text: str) -> Classified:
+    def classify_text(self, text: str) -> ClassifierResult:
         """Return the likeliest label, or `UNSURE` if its probability is not above `accept_above`."""
         ids = self._tokenizer.encode(text).ids
         odds = self._probabilities(ids)
         best = int(odds.argmax())
         sure = float(odds[best]) > self.accept_above
-        return Classified(self.labels[best] if sure else UNSURE, float(odds[best]), len(ids))
+        return ClassifierResult(self.labels[best] if sure else UNSURE, float(odds[best]), len(ids))
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the probabilities, shape (texts, labels).

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
-Told = Callable[[int, float], None]
+OnEpoch = Callable[[int, float], None]
 """Called with the number of finished epochs and the mean loss of the last one."""
 
 
-class Kept(Protocol):
+class Stateful(Protocol):
     """State that a checkpoint saves: a model, an optimiser, or pruning masks."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -22,27 +22,32 @@ class Kept(Protocol):
 
 
 def resumable(
-    kept: Mapping[str, Kept], total: int, checkpoint: Path, digest: str, epoch: Callable[[int], float], told: Told
+    parts: Mapping[str, Stateful],
+    total: int,
+    checkpoint: Path,
+    digest: str,
+    epoch: Callable[[int], float],
+    on_epoch: OnEpoch,
 ) -> int:
     """Run `epoch` with the numbers 0 to `total` - 1, and return how many epochs an earlier run had finished.
 
-    `kept` has all state that an epoch changes. `digest` covers all inputs of the training; a checkpoint with another
+    `parts` has all state that an epoch changes. `digest` covers all inputs of the training; a checkpoint with another
     digest is ignored. The random numbers of an epoch must depend on the seed and its number alone.
     """
     begun = 0
     if (saved := _loaded(checkpoint, digest)) is not None:
         begun = saved["epoch"]
-        for name, each in kept.items():
+        for name, each in parts.items():
             each.load_state_dict(saved[name])
     for number in range(begun, total):
         loss = epoch(number)
-        states = {name: each.state_dict() for name, each in kept.items()}
+        states = {name: each.state_dict() for name, each in parts.items()}
         _save(checkpoint, {"digest": digest, "epoch": number + 1} | states)
-        told(number + 1, loss)
+        on_epoch(number + 1, loss)
     return begun
 
 
-def drawn(seed: int, epoch: int) -> torch.Generator:
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """Return the random generator of one epoch."""
     return torch.Generator().manual_seed(seed * 100_003 + epoch)
 
@@ -56,6 +61,6 @@ def _loaded(checkpoint: Path, digest: str) -> dict[str, Any] | None:
 
 
 def _save(checkpoint: Path, state: dict[str, Any]) -> None:
-    beside = checkpoint.with_suffix(".part")
-    torch.save(state, beside)
-    os.replace(beside, checkpoint)  # noqa: PTH105 - atomic: a killed run leaves the last checkpoint
+    partial = checkpoint.with_suffix(".part")
+    torch.save(state, partial)
+    os.replace(partial, checkpoint)  # noqa: PTH105 - atomic: a killed run leaves the last checkpoint

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from .export import export
-from .progress import shown
+from .progress import show_progress
 from .pruning import zeros_of
 from .student import Student
 from .training import Examples, Plan, train
@@ -58,22 +58,22 @@ def classify(
     labels = torch.tensor([row["label"] for row in rows])
     about: dict[str, Any] = {}
     if transformer is None:
-        teacher, told = _told(rows, len(job["labels"]))
+        teacher, has_teacher = _teacher_logits(rows, len(job["labels"]))
     else:
-        from .teacher_training import taught  # noqa: PLC0415 - transformers takes seconds to import
+        from .teacher_training import train_teacher  # noqa: PLC0415 - transformers takes seconds to import
 
-        teacher, about = taught(job, ids, labels, folder, transformer, quiet=quiet)
-        told = torch.ones(len(rows), dtype=torch.bool)
+        teacher, about = train_teacher(job, ids, labels, folder, transformer, quiet=quiet)
+        has_teacher = torch.ones(len(rows), dtype=torch.bool)
     used = sorted({each for row in ids for each in row})
     place = {each: at for at, each in enumerate(used)}
-    examples = Examples([[place[each] for each in row] for row in ids], labels, teacher, told)
+    examples = Examples([[place[each] for each in row] for row in ids], labels, teacher, has_teacher)
     # The matrices of the student are small: a second thread costs more than it saves, most of all on a busy machine.
     torch.set_num_threads(1)
     # Only tokens that occur in a row are trained, a tenth or less. The others keep their vectors.
     student = Student(vectors[used], job["hidden"], len(job["labels"]))
     plan = Plan(**job["plan"])
-    with shown("training", plan.total, "epochs", quiet=quiet) as tell:
-        begun = train(student, examples, plan, folder / "checkpoint.pt", digest, tell.epoch)
+    with show_progress("training", plan.total, "epochs", quiet=quiet) as progress:
+        begun = train(student, examples, plan, folder / "checkpoint.pt", digest, progress.epoch)
     zeros = zeros_of(student)
     whole = vectors.clone()
     whole[used] = student.table.detach()
@@ -84,7 +84,7 @@ def classify(
     return about | {"fp32_bytes": size, "resumed_after": begun, "zeros": zeros}
 
 
-def _told(rows: Sequence[dict[str, Any]], labels: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _teacher_logits(rows: Sequence[dict[str, Any]], labels: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the teacher, and a mask of the rows with probabilities."""
     logits = torch.full((len(rows), labels), NOBODY)
     for at, row in enumerate(rows):

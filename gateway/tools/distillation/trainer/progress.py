@@ -13,9 +13,9 @@ from tqdm import tqdm
 LINES_EVERY_S = 5.0
 
 
-class Shown:
-    def __init__(self, what: str, total: int, unit: str, say: Callable[[str], object] | None, bar: Any) -> None:
-        self._what, self._total, self._unit, self._say, self._bar = what, total, unit, say, bar
+class ProgressDisplay:
+    def __init__(self, what: str, total: int, unit: str, write: Callable[[str], object] | None, bar: Any) -> None:
+        self._what, self._total, self._unit, self._write, self._bar = what, total, unit, write, bar
         self._done, self._at = 0, time.monotonic()
 
     def epoch(self, done: int, loss: float) -> None:
@@ -23,22 +23,22 @@ class Shown:
             self._bar.set_postfix_str(f"loss {loss:.3f}")
         self.more(done - self._done, f", loss {loss:.3f}")
 
-    def more(self, count: int, beside: str = "") -> None:
+    def more(self, count: int, suffix: str = "") -> None:
         self._done += count
         if self._bar is not None:
             self._bar.n = self._done
             self._bar.refresh()
-        elif self._say is not None and (time.monotonic() - self._at >= LINES_EVERY_S or self._done == self._total):
+        elif self._write is not None and (time.monotonic() - self._at >= LINES_EVERY_S or self._done == self._total):
             self._at = time.monotonic()
-            self._say(f"{self._what}: {self._done}/{self._total} {self._unit}{beside}\n")
+            self._write(f"{self._what}: {self._done}/{self._total} {self._unit}{suffix}\n")
 
 
 @contextmanager
-def shown(what: str, total: int, unit: str, *, quiet: bool) -> Iterator[Shown]:
+def show_progress(what: str, total: int, unit: str, *, quiet: bool) -> Iterator[ProgressDisplay]:
     if quiet:
-        yield Shown(what, total, unit, None, None)
+        yield ProgressDisplay(what, total, unit, None, None)
     elif sys.stderr.isatty():
         with tqdm(desc=what, total=total, unit=f" {unit}", file=sys.stderr, dynamic_ncols=True) as bar:
-            yield Shown(what, total, unit, None, bar)
+            yield ProgressDisplay(what, total, unit, None, bar)
     else:
-        yield Shown(what, total, unit, sys.stderr.write, None)
+        yield ProgressDisplay(what, total, unit, sys.stderr.write, None)

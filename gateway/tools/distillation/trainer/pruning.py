@@ -37,9 +37,9 @@ def pruning_masks(model: torch.nn.Module, share: float) -> dict[str, torch.Tenso
     """
     matrices = {name: weights.detach().abs() for name, weights in model.named_parameters() if weights.dim() > 1}
     flat = torch.cat([weights.flatten() for weights in matrices.values()])
-    kept = torch.ones_like(flat)
-    kept[flat.argsort(stable=True)[: int(share * len(flat))]] = 0.0  # an exact count, also with equal weights
-    parts = kept.split([weights.numel() for weights in matrices.values()])
+    mask = torch.ones_like(flat)
+    mask[flat.argsort(stable=True)[: int(share * len(flat))]] = 0.0  # an exact count, also with equal weights
+    parts = mask.split([weights.numel() for weights in matrices.values()])
     return {name: part.view_as(matrices[name]) for name, part in zip(matrices, parts, strict=True)}
 
 

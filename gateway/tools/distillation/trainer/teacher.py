@@ -17,7 +17,7 @@ CHUNK = 128  # texts that are embedded and saved together; a run that was killed
 STEPS, RATE, DECAY, SCALE = 400, 0.05, 1e-4, 16.0
 
 
-class Large(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+class LargeModel(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """A model from token ids and mask, each (rows, length), to logits (rows, labels)."""
 
     def __init__(self, transformer: torch.nn.Module, labels: int) -> None:
@@ -35,40 +35,42 @@ class Large(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return logits
 
 
-def large(source: Path, labels: int) -> Large:
+def large(source: Path, labels: int) -> LargeModel:
     """Load the teacher with eager attention, because the opset of the export has no operator for fused attention."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     transformer = transformers.AutoModel.from_pretrained(
         source, attn_implementation="eager", add_pooling_layer=False, dtype=torch.float32
     )
-    model = Large(transformer, labels)
+    model = LargeModel(transformer, labels)
     model.eval()
     return model
 
 
-def embedded(model: Large, rows: Sequence[Sequence[int]], kept: Path, told: Callable[[int], None]) -> torch.Tensor:
-    """Return the vectors of all rows, (rows, width). Reuse the chunks that are in the folder `kept`.
+def embed_rows(
+    model: LargeModel, rows: Sequence[Sequence[int]], folder: Path, on_rows: Callable[[int], None]
+) -> torch.Tensor:
+    """Return the vectors of all rows, (rows, width). Reuse the chunks that are in `folder`.
 
     Rows of similar length share a chunk, which halves the time.
     """
-    kept.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     parts = []
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     for at in range(0, len(rows), CHUNK):
-        file = kept / f"{at}.npy"
+        file = folder / f"{at}.npy"
         if not file.exists():
             with torch.no_grad():
                 vectors = model.embed(*padded([rows[row] for row in order[at : at + CHUNK]])).numpy()
-            with (beside := file.with_suffix(".part")).open("wb") as out:
+            with (partial := file.with_suffix(".part")).open("wb") as out:
                 np.save(out, vectors)
-            os.replace(beside, file)  # noqa: PTH105
+            os.replace(partial, file)  # noqa: PTH105
         parts.append(torch.from_numpy(np.load(file)))
-        told(len(parts[-1]))
+        on_rows(len(parts[-1]))
     return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
-def fit(model: Large, vectors: torch.Tensor, labels: torch.Tensor) -> None:
+def fit(model: LargeModel, vectors: torch.Tensor, labels: torch.Tensor) -> None:
     """Train the head alone, with all rows in each step."""
     optimiser = torch.optim.AdamW(model.head.parameters(), lr=RATE, weight_decay=DECAY)
     for step in range(STEPS):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .checkpointing import Told, drawn, resumable
+from .checkpointing import OnEpoch, epoch_generator, resumable
 from .losses import distillation
 from .pruning import Pruning
 from .student import Student
@@ -38,8 +38,8 @@ class Plan:
 class Examples:
     rows: Sequence[Sequence[int]]  # row numbers in the table of token vectors
     labels: torch.Tensor  # (rows,)
-    teacher: torch.Tensor  # (rows, labels), logits; ignored if `told` is false
-    told: torch.Tensor  # (rows,), bool: the row has probabilities of the teacher
+    teacher: torch.Tensor  # (rows, labels), logits; ignored if `has_teacher` is false
+    has_teacher: torch.Tensor  # (rows,), bool: the row has probabilities of the teacher
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +66,7 @@ def pace(share: float) -> float:
     return min(1.0, share / WARM_UP) * (1.0 - share)
 
 
-def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, digest: str, told: Told) -> int:
+def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, digest: str, on_epoch: OnEpoch) -> int:
     """Train the student and return the number of epochs that an earlier run had finished."""
     optimiser = torch.optim.AdamW(student.parameters(), lr=plan.rate, weight_decay=plan.decay)
     pruning = Pruning(student, plan.prune)
@@ -76,8 +76,8 @@ def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, di
             pruning.begin()
         return _epoch(student, optimiser, examples, plan, number, pruning)
 
-    kept = {"student": student, "optimiser": optimiser, "masks": pruning}
-    return resumable(kept, plan.total, checkpoint, digest, epoch, told)
+    parts = {"student": student, "optimiser": optimiser, "masks": pruning}
+    return resumable(parts, plan.total, checkpoint, digest, epoch, on_epoch)
 
 
 def _epoch(
@@ -90,7 +90,7 @@ def _epoch(
 ) -> float:
     for group in optimiser.param_groups:
         group["lr"] = plan.rate * (1.0 - epoch / plan.total)
-    order = torch.randperm(len(examples.rows), generator=drawn(plan.seed, epoch))
+    order = torch.randperm(len(examples.rows), generator=epoch_generator(plan.seed, epoch))
     losses = 0.0
     student.train()
     for chosen in order.split(plan.batch):
@@ -99,7 +99,7 @@ def _epoch(
             student(numbers, mask),
             examples.labels[chosen],
             examples.teacher[chosen],
-            examples.told[chosen],
+            examples.has_teacher[chosen],
             plan.alpha,
             plan.temperature,
         )

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from .checkpointing import Told, drawn, resumable
-from .teacher import Large
+from .checkpointing import OnEpoch, epoch_generator, resumable
+from .teacher import LargeModel
 from .training import batches, pace, padded
 
 HEAD = 5.0  # factor of the learning rate of the head
@@ -28,8 +28,8 @@ class Tuning:
 
 
 def tune(
-    model: Large, rows: Sequence[Sequence[int]], labels: torch.Tensor, tuning: Tuning, checkpoint: Path, digest: str,
-    told: Told,
+    model: LargeModel, rows: Sequence[Sequence[int]], labels: torch.Tensor, tuning: Tuning, checkpoint: Path,
+    digest: str, on_epoch: OnEpoch,
 ) -> int:  # fmt: skip
     """Tune the model and return the number of epochs that an earlier run had finished.
 
@@ -48,7 +48,7 @@ def tune(
         torch.manual_seed(tuning.seed * 100_003 + number)  # for the dropout
         model.train()
         losses = 0.0
-        for at, chosen in enumerate(batches(list(map(len, rows)), tuning.batch, drawn(tuning.seed, number))):
+        for at, chosen in enumerate(batches(list(map(len, rows)), tuning.batch, epoch_generator(tuning.seed, number))):
             share = (number * a_pass + at) / (tuning.epochs * a_pass)
             for group in optimiser.param_groups:
                 group["lr"] = tuning.rate * group["of"] * pace(share)
@@ -64,7 +64,7 @@ def tune(
         return losses / len(rows)
 
     model.transformer.set_attn_implementation("sdpa")  # takes less than half the time of eager attention
-    begun = resumable({"model": model, "optimiser": optimiser}, tuning.epochs, checkpoint, digest, epoch, told)
+    begun = resumable({"model": model, "optimiser": optimiser}, tuning.epochs, checkpoint, digest, epoch, on_epoch)
     model.transformer.set_attn_implementation("eager")
     model.eval()
     return begun
@@ -82,7 +82,7 @@ def multiplies_bfloat16() -> bool:
     return "avx512_bf16" in about or "amx_bf16" in about
 
 
-def _unfrozen(model: Large, frozen: int) -> list[torch.nn.Parameter]:
+def _unfrozen(model: LargeModel, frozen: int) -> list[torch.nn.Parameter]:
     """Return the weights of the transformer to train. Raises ValueError if it has fewer layers than `frozen`."""
     layers = model.transformer.encoder.layer
     if frozen > len(layers):

@@ -18,7 +18,7 @@ _DAYS = {"s": 1 / 86_400, "m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "mo": 
 def read_access(general: Setting, draft: Draft) -> None:
     """Fill in the section `auth` from the master key."""
     master = general.key("master_key")
-    if not master.given:
+    if not master.is_set:
         draft.differences.append(
             "there is no master_key, so auth.mode is passthrough: anybody may call the models, and the credentials of "
             "each client separate its stored answers"
@@ -81,7 +81,7 @@ def read_budget(budget: Setting, duration: Setting, where: str) -> dict[str, str
     amount = budget.number()
     if not amount:
         return None
-    match = _BUDGET_PERIOD.fullmatch(str(duration.value)) if duration.given else None
+    match = _BUDGET_PERIOD.fullmatch(str(duration.value)) if duration.is_set else None
     days = int(match[1]) * _DAYS[match[2]] if match else None
     period = {1.0: "per_day", 30.0: "per_month"}.get(days or 0.0)
     if period is None or amount < 1e-6:

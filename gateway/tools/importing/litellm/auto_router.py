@@ -22,7 +22,7 @@ def tier_models(entry: Setting, known: Collection[str]) -> list[str]:
     config = params.key("complexity_router_config")
     models = dict.fromkeys(model for tier in TIERS for model in _models_of(config.key("tiers").key(tier), known))
     default = next(
-        (d for d in (params.key("complexity_router_default_model"), config.key("default_model")) if d.given), None
+        (d for d in (params.key("complexity_router_default_model"), config.key("default_model")) if d.is_set), None
     )
     if default is not None:
         default.changed("each request has a complexity, so no default is needed")
@@ -43,5 +43,5 @@ def _models_of(tier: Setting, known: Collection[str]) -> Iterator[str]:
                 name.missing("the first model of a tier answers; write shares such as {a: 50%, b: 50%} to use both")
         elif isinstance(name.value, str):
             name.missing(f"{unknown_name('model', name.value, known)}: it is left out of the tiers")
-        elif name.given:
+        elif name.is_set:
             name.missing(f"expected the name of a model, got {format_value(name.value)}; it is left out of the tiers")

@@ -84,7 +84,7 @@ def _ttl(params: Setting, default: float, draft: Draft) -> float:
 
 def _modes(types: Setting) -> set[str]:
     """Return the modes of models whose calls are cached. Without the setting, all."""
-    if not types.given:
+    if not types.is_set:
         return {CHAT, EMBEDDING}
     listed = {str(entry.value) for entry in types.entries()}
     modes = {mode for mode, names in _CALL_TYPES.items() if listed & names}
@@ -125,14 +125,14 @@ class _StoreReader:
 
     def read(self) -> None:
         whole = self._first("url", "redis_url")
-        if whole.given and (url := self._whole_url(whole)) is not None:
+        if whole.is_set and (url := self._whole_url(whole)) is not None:
             self._store["url"] = url
         else:
             self._store["url"] = self._address()
             self._access()
 
     def _first(self, *keys: str) -> Setting:
-        found = [setting for key in keys if (setting := self._params.key(key)).given]
+        found = [setting for key in keys if (setting := self._params.key(key)).is_set]
         return found[0] if found else self._params.key(keys[0])
 
     def _whole_url(self, setting: Setting) -> str | None:
@@ -149,11 +149,11 @@ class _StoreReader:
     def _address(self) -> str:
         nodes, sentinels = self._first("redis_startup_nodes", "startup_nodes"), self._params.key("sentinel_nodes")
         tls = self._tls()
-        if nodes.given:
+        if nodes.is_set:
             nodes.carried("store.url: redis+cluster://")
             pairs = [(node.key("host").value, node.key("port").value) for node in nodes.entries()]
             return f"redis+cluster://{_hosts(pairs)}"
-        if sentinels.given:
+        if sentinels.is_set:
             service = self._params.key("service_name")
             for setting in (sentinels, service):
                 setting.carried("store.url: redis+sentinel://")
@@ -172,14 +172,14 @@ class _StoreReader:
             ssl.carried("no TLS to the store")
             return False
         ssl.carried("TLS to the store: rediss://, or store.tls with sentinels and a cluster")
-        if self._params.key("redis_startup_nodes").given or self._params.key("sentinel_nodes").given:
+        if self._params.key("redis_startup_nodes").is_set or self._params.key("sentinel_nodes").is_set:
             self._store["tls"] = {}
         return True
 
     def _part(self, key: str, variable: str, default: str) -> str:
         """Return host or port. LiteLLM reads a variable for what the file does not say."""
         setting = self._first(key, f"redis_{key}")
-        if setting.given:
+        if setting.is_set:
             named = setting.variable()
             setting.carried("store.url")
             if named is None:
@@ -194,7 +194,7 @@ class _StoreReader:
         )
         for key, ours, variable in secrets:
             setting = self._first(key, f"redis_{key}")
-            if not setting.given:
+            if not setting.is_set:
                 continue
             if (named := setting.variable()) is not None:
                 setting.carried(f"store.{ours}: {named}")
@@ -202,6 +202,6 @@ class _StoreReader:
                 setting.changed(f"nearhit keeps no passwords in files: put it into the variable {variable}")
             self._store[ours] = self._draft.need(named or variable, "password of the Redis that holds the entries")
         username = self._first("username", "redis_username")
-        if username.given and "password_env" in self._store and (name := username.text()) is not None:
+        if username.is_set and "password_env" in self._store and (name := username.text()) is not None:
             username.carried("store.username")
             self._store["username"] = name

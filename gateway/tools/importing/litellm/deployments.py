@@ -199,12 +199,12 @@ class _EntryReader:
     def _param(self, name: str) -> Setting:
         """Return a setting of the entry, or else of its credential."""
         own = self._params.key(name)
-        return own if own.given or self._credential is None else self._credential.key(name)
+        return own if own.is_set or self._credential is None else self._credential.key(name)
 
     def _url(self, default: str | None, provider: str) -> str | None:
         base = self._param("api_base")
-        base = base if base.given else self._param("base_url")
-        if not base.given:
+        base = base if base.is_set else self._param("base_url")
+        if not base.is_set:
             if default is None:
                 self._params.key("model").missing(
                     f"{provider} needs api_base, and there is none; add it and import again"
@@ -226,7 +226,7 @@ class _EntryReader:
     def _key_env(self, default: str | None) -> str | None:
         """Return the variable of the key. A key in the file never reaches the new one."""
         key = self._param("api_key")
-        if not key.given:
+        if not key.is_set:
             return (
                 None if default is None else self._draft.need(default, "API key that LiteLLM reads on its own as well")
             )
@@ -268,7 +268,7 @@ class _EntryReader:
             timeout.changed(timeout_text(seconds))
         yield "timeouts", timeouts(seconds or self._defaults.timeout_s)
         retries = self._param("max_retries")
-        retries = retries if retries.given else self._param("num_retries")
+        retries = retries if retries.is_set else self._param("num_retries")
         attempts = read_attempts(retries) or self._defaults.attempts
         if attempts is not None:
             yield "retries", {"attempts": attempts}
@@ -287,7 +287,7 @@ class _EntryReader:
             ("cache_read_input_token_cost", "cached_input_per_million"),
         ):
             own = self._params.key(key)
-            told = own if own.given else self._info.key(key)
+            told = own if own.is_set else self._info.key(key)
             dollars = told.number()
             if ours == "cached_input_per_million" and (dollars or 0) * 1e6 > price.get("input_per_million", 0):
                 continue  # `PriceConfig` refuses it
@@ -298,7 +298,7 @@ class _EntryReader:
 
     def _order(self) -> int:
         order = self._params.key("order")
-        order = order if order.given else self._info.key("order")
+        order = order if order.is_set else self._info.key("order")
         place = order.whole(0, 1_000_000)
         if place is not None:
             order.carried("entries of a higher order are fallbacks of those of the lowest")
@@ -321,7 +321,7 @@ class _EntryReader:
 def rate_of(entry: Setting, key: str) -> Setting:
     """Return `rpm` or `tpm` of an entry, from one of the three places where LiteLLM reads it."""
     places = [entry.key("litellm_params").key(key), entry.key("model_info").key(key), entry.key(key)]
-    return next((place for place in places if place.given), places[0])
+    return next((place for place in places if place.is_set), places[0])
 
 
 def _model(client_name: str, upstream_name: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ def map_litellm(document: Document, through: str | None) -> Draft:
         faults = [f for f in document.findings.values() if f.outcome is Outcome.MISSING][:MAX_REASONS]
         reasons = [f"{fault.line}: {render_path(fault.path)}: {fault.text}" for fault in faults]
         raise ImportFailed("\n  ".join(["no model of model_list can be carried over, so nothing is written", *reasons]))
-    _Mapping(document, draft, groups, litellm, router).run()
+    _LiteLLMRules(document, draft, groups, litellm, router).run()
     if defaults.timeout_s == TIMEOUT_S:
         draft.differences.append(
             f"backends without a timeout have LiteLLM's default, {format_duration(TIMEOUT_S)}, for the first byte"
@@ -81,7 +81,7 @@ def map_litellm(document: Document, through: str | None) -> Draft:
 def _in_force(router: Setting, litellm: Setting, key: str, other: str | None = None) -> Setting:
     """Return the setting that is in force: `router_settings` override `litellm_settings`."""
     first, second = router.key(key), litellm.key(other or key)
-    if first.given:
+    if first.is_set:
         second.carried(f"has no effect: router_settings.{key} is in force")
         return first
     return second
@@ -121,7 +121,7 @@ def _strategy(router: Setting) -> None:
         )
 
 
-class _Mapping:
+class _LiteLLMRules:
     """Makes the rules of the policy."""
 
     def __init__(
@@ -262,7 +262,7 @@ class _Mapping:
         for listed in (self._router.key("model_group_alias"), self._litellm.key("model_alias_map")):
             for alias in listed.entries():
                 inner = alias.key("model")
-                name = inner.value if inner.given else alias.value
+                name = inner.value if inner.is_set else alias.value
                 if not isinstance(name, str) or name not in self._groups:
                     alias.missing(f"{unknown_name('model', str(name), self._groups)}: the alias is left out")
                 elif alias.name in self._groups:

@@ -26,7 +26,7 @@ class CacheDefaults:
 
 def read_store(stores: Setting, draft: Draft) -> CacheDefaults:
     """Return the defaults, and fill in the section `store`."""
-    section = next((found for name in PLUGINS[:2] if (found := stores.key(name)).given), stores.key(PLUGINS[0]))
+    section = next((found for name in PLUGINS[:2] if (found := stores.key(name)).is_set), stores.key(PLUGINS[0]))
     enabled, kind, ttl = section.key("enabled"), section.key("backend_type"), section.key("ttl_seconds")
     enabled.carried("the routes have the caches of their decisions" if enabled.value else "no route has a cache")
     seconds = ttl.number()
@@ -37,7 +37,7 @@ def read_store(stores: Setting, draft: Draft) -> CacheDefaults:
         _read_address(section.key(str(kind.value)), kind, draft)
     elif kind.value == "memory":
         kind.changed("the embedded store, which also keeps entries over a restart")
-    elif kind.given:
+    elif kind.is_set:
         kind.missing(
             f"nearhit stores no answers in {format_value(kind.value)}: the embedded store and an index in the process "
             "take its place; index: {adapter: milvus} keeps vectors in Milvus"
@@ -91,7 +91,7 @@ def _report_threshold(setting: Setting) -> None:
 
 
 def _read_address(section: Setting, kind: Setting, draft: Draft) -> None:
-    connection = section.key("connection") if section.key("connection").given else section
+    connection = section.key("connection") if section.key("connection").is_set else section
     host, port, database = connection.key("host"), connection.key("port"), connection.key("database")
     if not isinstance(host.value, str):
         kind.missing("there is no host to connect to: set store.url")
@@ -103,7 +103,7 @@ def _read_address(section: Setting, kind: Setting, draft: Draft) -> None:
         setting.carried(f"store.url: {url}")
     connection.key("tls").key("enabled").carried(f"store.url: {scheme}")
     password = connection.key("password")
-    if password.given and password.value != "":
+    if password.is_set and password.value != "":
         variable = password.variable()
         if variable is None:
             password.changed("nearhit keeps no passwords in files: put it into the variable REDIS_PASSWORD")

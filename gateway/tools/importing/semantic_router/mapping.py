@@ -34,7 +34,7 @@ def map_semantic_router(document: Document) -> Draft:
         raise ImportFailed("no model of providers.models can be carried over, so nothing is written")
     _listen(root.key("listeners"), draft)
     caches = read_store(root.key("global").key("stores"), draft)
-    mapping = _Mapping(draft, models, caches)
+    mapping = _SemanticRouterRules(draft, models, caches)
     mapping.entrypoints(root)
     for name, backend in models.backends.items():
         draft.add_route(name, {"match": {"model": escape_glob(name)}, "route": {"backend": backend}})
@@ -67,11 +67,11 @@ class _Target:
     parameters: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def written(self) -> str | dict[str, Any]:
+    def as_policy(self) -> str | dict[str, Any]:
         return {"backend": self.backend, "parameters": dict(self.parameters)} if self.parameters else self.backend
 
 
-class _Mapping:
+class _SemanticRouterRules:
     """Makes the rules of the policy."""
 
     def __init__(self, draft: Draft, models: Models, caches: CacheDefaults) -> None:
@@ -138,7 +138,7 @@ class _Mapping:
                     f"{tiers[0].backend} gets requests as the clients send them: parameters need light and large"
                 )
             return {"backend": tiers[0].backend}
-        return self._draft.route_by_complexity([tier.written for tier in tiers])
+        return self._draft.route_by_complexity([tier.as_policy for tier in tiers])
 
     def _report_rules(self, decision: Setting, levels: Sequence[str]) -> None:
         rules = decision.key("rules")
@@ -165,7 +165,7 @@ class _Mapping:
 
     def _parameters(self, ref: Setting) -> Iterator[tuple[str, Any]]:
         reasons, effort = ref.key("use_reasoning"), ref.key("reasoning_effort")
-        wanted = effort.value if effort.given else self._models.effort
+        wanted = effort.value if effort.is_set else self._models.effort
         if reasons.value is True and wanted in EFFORTS:
             for setting in (reasons, effort):
                 setting.changed(f"parameters.reasoning_effort: {wanted}; a lower effort of the client holds")
@@ -187,7 +187,7 @@ def _levels(decision: Setting) -> Sequence[str] | None:
     """Return the levels of difficulty that a decision is for. None: it depends on something else."""
     rules = decision.key("rules")
     conditions = [rules, *_below(rules)]
-    leaves = [each for each in conditions if each.key("type").given]
+    leaves = [each for each in conditions if each.key("type").is_set]
     if any(each.key("operator").value not in (None, "AND", "OR") for each in conditions):
         return None
     if not leaves:

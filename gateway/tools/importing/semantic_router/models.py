@@ -40,14 +40,14 @@ def read_models(providers: Setting, draft: Draft) -> Models | None:
     if not backends:
         return None
     defaults = providers.key("defaults")
-    chosen = defaults.key("model") if defaults.key("model").given else defaults.key("default_model")
+    chosen = defaults.key("model") if defaults.key("model").is_set else defaults.key("default_model")
     default = chosen.value if isinstance(chosen.value, str) and chosen.value in backends else next(iter(backends))
     if default == chosen.value:
         chosen.carried(f"backend {backends[default]} answers what no decision covers")
     else:
         chosen.missing(f"no model with an endpoint has this name; {default} takes its place")
     effort = defaults.key("reasoning_effort")
-    effort = effort if effort.given else defaults.key("default_reasoning_effort")
+    effort = effort if effort.is_set else defaults.key("default_reasoning_effort")
     return Models(backends, default, effort.value if isinstance(effort.value, str) else None)
 
 
@@ -100,12 +100,12 @@ class _Reader:
 
     def _url(self, ref: Setting) -> str | None:
         base, endpoint, protocol = ref.key("base_url"), ref.key("endpoint"), ref.key("protocol")
-        given = base if base.given else endpoint
+        given = base if base.is_set else endpoint
         text = given.text()
         if text is None:
             ref.missing("there is no endpoint and no base_url; the entry is left out")
             return None
-        if base.given:
+        if base.is_set:
             url = text
         else:
             scheme = protocol.value if protocol.value in ("http", "https") else "http"
@@ -130,7 +130,7 @@ class _Reader:
         if (variable := key.variable()) is not None:
             key.carried(f"api_key_env: {variable}")
             return self._draft.need(variable, "API key of an endpoint")
-        if not key.given or key.value == "":
+        if not key.is_set or key.value == "":
             return None
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in self._name).upper().strip("_")
         variable = unique_name(f"{plain or 'MODEL'}_API_KEY", self._draft.variables).replace("-", "_")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgpack
 
-from gateway.cache.erasure import GRACE_S, ErasureTarget, Traces
+from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.files import data_dirs, replaced
+from gateway.files import data_dirs, replace_file
 from gateway.ports import Clock, Judgement
 
 LOG = logging.getLogger("nearhit.quality")
@@ -34,13 +34,13 @@ Row = tuple[float, float, str, str, str, str, bool, tuple[str, ...]]
 Last the digests of those who asked either question (`gateway.subjects`)."""
 
 
-class KeptLabels:
-    """`KeptLabels` writes the labels of one process. For use from one event loop."""
+class LabelArchive:
+    """`LabelArchive` writes the labels of one process with their texts. For use from one event loop."""
 
     def __init__(self, data_dir: Path, clock: Clock) -> None:
         self._folder = data_dir / FOLDER
         self._clock = clock
-        self._keep: Mapping[str, float] = {}
+        self._retention_s: Mapping[str, float] = {}
         self._rows: list[Row] = []
         self._path: Path | None = None
         self._failing = False
@@ -49,11 +49,13 @@ class KeptLabels:
     def apply(self, policy: Policy) -> None:
         """Apply a new policy: the routes that keep labels, each with its time in seconds."""
         rules = {route.name: route.semantic for route in policy.routes}
-        self._keep = {name: rule.keep_s for name, rule in rules.items() if rule is not None and rule.keep_s is not None}
+        self._retention_s = {
+            name: rule.keep_s for name, rule in rules.items() if rule is not None and rule.keep_s is not None
+        }
 
-    def keep(self, route: str, judged: Judgement, label: Label) -> None:
-        """Keep a label with its two questions, if the route allows it."""
-        keep_s, stored = self._keep.get(route), judged.entry.question
+    def add(self, route: str, judged: Judgement, label: Label) -> None:
+        """Add a label with its two questions, if the route allows it."""
+        keep_s, stored = self._retention_s.get(route), judged.entry.question
         if keep_s is None or stored is None or label is Label.UNDECIDED or len(self._rows) >= MAX_BUFFERED:
             return
         if max(len(stored), len(judged.question)) > MAX_TEXT:
@@ -64,7 +66,7 @@ class KeptLabels:
         self._rows.append(row)
 
     async def run(self) -> None:
-        """Write what was kept, until cancelled."""
+        """Write the rows that wait, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
@@ -83,7 +85,7 @@ class KeptLabels:
                     LOG.warning("labels cannot be kept", extra={"fields": {"error": error.strerror}})
                 self._failing = True
 
-    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         """Remove the labels of the target, and return their number. Raise `OSError`."""
         async with self._writing:
             waiting = [row for row in self._rows if _is_of(target, row)]
@@ -104,7 +106,7 @@ class KeptLabels:
             gone += found
             if found and not dry_run:
                 kept = b"".join(msgpack.packb(row) for row in rows if not _is_of(target, row))
-                replaced(path, kept, path.with_name(f".{path.name}.new"), 0o600)
+                replace_file(path, kept, path.with_name(f".{path.name}.new"), 0o600)
         return gone
 
     def _write(self, rows: list[Row]) -> None:
