@@ -25,9 +25,9 @@ def trim_heap() -> None:
 untrack: Callable[[object], None] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
 """Takes an object out of the lists of the garbage collector: CPython's PyObject_GC_UnTrack, 0.3 us.
 
-A full collection walks all listed objects, and a cache holds a few for each entry. Only an object of a class written in
-Python may be given, and one that never becomes a part of a cycle: it is then freed with its last reference, as always.
-What it refers to stays listed. `gc.is_tracked` tells the result.
+A full collection walks all listed objects, and a cache holds a few for each entry. Give only objects of classes written
+in Python that never become a part of a cycle. They are freed with their last reference, as always, and the objects they
+refer to stay listed. `gc.is_tracked` tells the result.
 """
 
 # Scheduling of Python's garbage collector, so that it never blocks the event loop for long.
