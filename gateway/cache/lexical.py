@@ -327,7 +327,7 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         found = parts_difference(mine.exact, other.exact)
         if found is not None:
             return found
-        if _uses_numbers_otherwise(mine, other, mine.exact, other.exact):
+        if _uses_numbers_otherwise(mine, other, only_mine, only_other):
             return Refusal.NUMBERS
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None
@@ -340,19 +340,22 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
     return None
 
 
-def _uses_numbers_otherwise(mine: Lexical, other: Lexical, its: ExactParts, others: ExactParts) -> bool:
-    """Return whether the numbers of two texts ask for different things. `its`, `others`: the exact parts of the two."""
-    close = True
-    if have_other_numbers(its, others):
-        only_mine, only_other = mine.vocabulary - other.vocabulary, other.vocabulary - mine.vocabulary
-        if _is_number_swapped(only_mine, only_other):
-            return True
-        close = len(only_mine) + len(only_other) <= MAX_OTHER_WORDS
-    if not ((mine.numbers or its.words) and (other.numbers or others.words)):
+def _uses_numbers_otherwise(
+    mine: Lexical, other: Lexical, only_mine: frozenset[str], only_other: frozenset[str]
+) -> bool:
+    """Return whether the numbers of two texts ask for different things. `only_mine`: words that `other` lacks."""
+    a, b = mine.exact, other.exact
+    if a is None or b is None:
         return False
-    if counts_otherwise(its, others) or differs_in_sign(its, others):
+    each_has_another = have_other_numbers(a, b)
+    if each_has_another and _is_number_swapped(only_mine, only_other):
         return True
-    return close and have_other_amounts(its, others)
+    if not ((mine.numbers or a.words) and (other.numbers or b.words)):
+        return False
+    if counts_otherwise(a, b) or differs_in_sign(a, b):
+        return True
+    close = not each_has_another or len(only_mine) + len(only_other) <= MAX_OTHER_WORDS
+    return close and have_other_amounts(a, b)
 
 
 def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:
