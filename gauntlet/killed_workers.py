@@ -12,7 +12,7 @@ import aiohttp
 
 from bench.process import children_of
 from gauntlet.part import Finding, Part, verdict_of
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, is_answer_to, target
+from gauntlet.target import ONE_REQUEST_S, PAUSE_S, is_answer_to, poll, target
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -62,13 +62,12 @@ async def wait_for_children(it: Process, program: bytes, number: int, killed: in
 
     The list is empty if patience ends first.
     """
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        now = children_of(it.process.pid, program)
-        if killed not in now and len(now) >= number:
-            return now
-        await asyncio.sleep(PAUSE_S)
-    return []
+
+    async def complete() -> list[int]:
+        found = children_of(it.process.pid, program)
+        return found if killed not in found and len(found) >= number else []
+
+    return await poll(complete, bool)
 
 
 async def run(quick: bool) -> Finding:

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from tests.fixtures.gateways import EXACT_CACHE, Served
 from tests.fixtures.processes import Process, served_by_process, write_config
+
+T = TypeVar("T")
 
 PATIENCE_S = 60.0  # only ends a part that has failed
 ONE_REQUEST_S = 10.0  # the generous bound of a request on a busy machine
@@ -60,22 +62,26 @@ def total(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)", text, re.MULTILINE))
 
 
+async def poll(read: Callable[[], Awaitable[T]], accept: Callable[[T], bool]) -> T:
+    """Read until a value is accepted or `PATIENCE_S` is over, and return the last value."""
+    until = time.monotonic() + PATIENCE_S
+    while not accept(value := await read()) and time.monotonic() < until:
+        await asyncio.sleep(PAUSE_S)
+    return value
+
+
 async def permits_left(it: Process) -> float:
     """Return the calls in flight to the backends, as soon as there are none or `PATIENCE_S` is over."""
-    until = time.monotonic() + PATIENCE_S
-    while (held := total(await metrics(it), "nearhit_backend_inflight")) and time.monotonic() < until:
-        await asyncio.sleep(PAUSE_S)
-    return held
+
+    async def calls() -> float:
+        return total(await metrics(it), "nearhit_backend_inflight")
+
+    return await poll(calls, lambda number: number == 0)
 
 
 async def recovers(ask: Callable[[str], Awaitable[bool]]) -> bool:
     """Return whether `ask` reports a hit for a question within `PATIENCE_S`."""
-    until = time.monotonic() + PATIENCE_S
-    while not await ask("question 0"):
-        if time.monotonic() > until:
-            return False
-        await asyncio.sleep(PAUSE_S)
-    return True
+    return await poll(lambda: ask("question 0"), bool)
 
 
 def is_answer_to(body: bytes, question: str) -> bool:

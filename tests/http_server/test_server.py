@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from bench.process import children
 from gateway.errors import StartupError
 from gateway.messages import Bypass, Provenance, Verdict
 from gateway.observability.response_headers import cache_status
@@ -248,21 +249,17 @@ async def test_a_stream_that_does_not_end_is_cut_when_the_drain_is_over(upstream
         await upstream.left.wait()
 
 
-def children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
-
-
 @pytest.mark.parametrize(("key", "named"), [("listen", "server.listen"), ("admin", "server.admin")])
 async def test_a_taken_port_is_one_sentence_and_leaves_nothing_running(
     upstream: Upstream, tmp_path: Path, key: str, named: str
 ) -> None:
-    before = children()
+    before = children(os.getpid())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(StartupError) as caught:
             async with gateway_of(config(tmp_path, upstream, **{key: address})):
                 pass
     assert str(caught.value) == f"cannot listen on {address} ({named}): the port is taken"
-    assert children() == before
+    assert children(os.getpid()) == before
     async with gateway_of(config(tmp_path, upstream)) as served:  # nor is anything locked
         assert (await served.chat("hi")).status == 200
