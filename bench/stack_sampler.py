@@ -25,7 +25,7 @@ PERIOD_S = 0.001
 
 
 class StackSampler:
-    """`Sampling` counts stacks. It writes them to `to`."""
+    """`StackSampler` counts stacks. It writes them to `to`."""
 
     def __init__(self, to: Path) -> None:
         self._to = to

@@ -92,7 +92,7 @@ class Samples:
 
 @dataclass
 class StageCosts:
-    """`Staged` adds up the cost of one kind of request, in seconds of all its requests."""
+    """`StageCosts` adds up the cost of one kind of request, in seconds of all its requests."""
 
     requests: int = 0
     loop: dict[str, float] = field(default_factory=dict)
