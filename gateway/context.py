@@ -94,7 +94,7 @@ class RequestContext:
         # http: the request as received, its origin, and its cost so far
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address",
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
-        "on_written",
+        "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
         "dialect", "call", "tenant", "permit", "personal_data", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts", "subjects",
@@ -146,6 +146,7 @@ class RequestContext:
         self.traced: TraceRecorder | None = None  # set if traces are exported
         self.purpose = ""  # a word for work that is not part of a client's request
         self.upstream_call: UpstreamCall | None = None  # the last call, if the request is traced
+        self.upstream_request_id: str | None = None  # the provider's own id of the call that answered
         # The HTTP server calls it after writing: see `OnWritten`.
         self.on_written: OnWritten | None = None
 

@@ -23,6 +23,7 @@ EXPOSED_HEADERS = ", ".join(
         "x-nearhit-complexity",
         "x-nearhit-route",
         "x-nearhit-similarity",
+        "x-nearhit-upstream-request-id",
         "x-request-id",
     ]
 )

@@ -120,6 +120,9 @@ class LogLine:
             extras.append(_complexity)
         if request.note is not None:
             fields.append(("note", _constant(request.note)))
+        if request.upstream_request_id is not None:
+            fields.append(("upstream_request_id", b"%b"))
+            extras.append(_upstream_request_id)
         self._form = b"{%b}" % _joined(fields)
         self._extras = extras
 
@@ -158,6 +161,10 @@ def _judgement(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
 
 def _complexity(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
     return (request.complexity,)
+
+
+def _upstream_request_id(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
+    return (orjson.dumps(request.upstream_request_id),)
 
 
 @lru_cache(maxsize=MAX_TEXTS)
@@ -222,6 +229,7 @@ class AllSeries:
             request.judged is None,
             request.complexity is None,
             request.note,
+            request.upstream_request_id is None,
             *request.timings,
             *(
                 ()

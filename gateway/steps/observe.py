@@ -8,6 +8,7 @@ from gateway.context import Handler, RequestContext
 from gateway.messages import ByteStream, EventStream, FullBody, Response, Tunnel
 from gateway.observability.observer import CLIENT_CLOSED, Observer
 from gateway.streams import BufferedStream, ClosingDuplex, StreamObserver, with_observer
+from gateway.upstream.header_filter import UPSTREAM_REQUEST_ID
 
 
 class Observe:
@@ -31,6 +32,10 @@ class Observe:
         return self._observe(request, response)
 
     def _observe(self, request: RequestContext, response: Response) -> Response:
+        for name, value in response.headers:
+            if name is UPSTREAM_REQUEST_ID:
+                response = _log_provider_id(request, response, value)
+                break
         if isinstance(response.body, FullBody):
             self._observer.whole(request, response.status, response.provenance)
             return response
@@ -51,3 +56,12 @@ class Observe:
             return Tunnel(ClosingDuplex(body.upstream, on_end))
         assert isinstance(body, ByteStream)
         return ByteStream(with_observer(body.chunks, StreamObserver(on_close=on_end)))
+
+
+def _log_provider_id(request: RequestContext, response: Response, value: str) -> Response:
+    """Keep the provider's id for the log. A route without `expose_headers` hides it from the client."""
+    request.upstream_request_id = value
+    if request.expose_headers:
+        return response
+    headers = tuple(header for header in response.headers if header[0] is not UPSTREAM_REQUEST_ID)
+    return Response(response.status, headers, response.body, response.provenance)

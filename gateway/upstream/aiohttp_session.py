@@ -26,7 +26,8 @@ MAX_REFUSAL_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class HandshakeRefusal:
-    """`HandshakeRefusal` is the response of an endpoint that refuses a WebSocket. `status` 0: it has not refused."""
+    """`HandshakeRefusal` is the response of an endpoint that refuses a WebSocket. `status` 0: it has not refused, and
+    only the headers are kept."""
 
     status: int = 0
     headers: tuple[tuple[str, str], ...] = ()
@@ -43,11 +44,13 @@ class RefusableResponse(aiohttp.ClientResponse):
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         await super().start(connection)
         refusal = CURRENT_HANDSHAKE.get()
+        if refusal is not None:
+            refusal.headers = tuple(self.headers.items())
         if refusal is not None and self.status >= 400:
             body = b""
             while len(body) < MAX_REFUSAL_BYTES and (piece := await self.content.read(MAX_REFUSAL_BYTES - len(body))):
                 body += piece
-            refusal.status, refusal.headers, refusal.body = self.status, tuple(self.headers.items()), body
+            refusal.status, refusal.body = self.status, body
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from gateway.dialects.anthropic import VERSION
@@ -39,6 +40,34 @@ GATEWAY_RESPONSE_HEADERS = frozenset({"cache-status", "age", "server-timing", "x
 GATEWAY_PREFIX = "x-nearhit-"  # the same rule, by prefix
 REQUEST_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_REQUEST_HEADERS
 RESPONSE_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_RESPONSE_HEADERS
+
+
+# The headers in which providers send their own id of a request, which their support asks for; the first one counts.
+# OpenAI and most servers that are compatible with it, Anthropic, Azure, AWS, Google, NVIDIA, Mistral.
+PROVIDER_IDS = (
+    "x-request-id",
+    "request-id",
+    "apim-request-id",
+    "x-ms-request-id",
+    "x-amzn-requestid",
+    "x-amz-request-id",
+    "x-goog-request-id",
+    "nvcf-reqid",
+    "mistral-correlation-id",
+)
+UPSTREAM_REQUEST_ID = GATEWAY_PREFIX + "upstream-request-id"  # carries that id to the log and to the client
+# It is foreign text in a log and a header: letters, digits and the marks of UUIDs, ARNs and base64.
+SAFE_PROVIDER_ID = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}")
+
+
+def provider_id(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the header with the provider's id of a request; none if its answer has no usable one."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        low = name.lower()
+        if low in PROVIDER_IDS and low not in found and SAFE_PROVIDER_ID.fullmatch(value):
+            found[low] = value
+    return next((((UPSTREAM_REQUEST_ID, found[name]),) for name in PROVIDER_IDS if name in found), ())
 
 
 MAX_NAMES = 1024  # remembered names; beyond this number they are forgotten

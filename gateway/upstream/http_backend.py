@@ -35,6 +35,7 @@ from gateway.upstream.header_filter import (
     HeaderFilter,
     connection_header,
     own_headers,
+    provider_id,
     translated_headers,
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
@@ -178,12 +179,16 @@ class HttpBackend(LimitedBackend):
                 raise
             raise failure from None
         permit.on_response(request, answer.status)
-        response = await self._read(request, answer, permit, end)
-        if answer.status == NOT_FOUND and call is not None:
-            self._base.on_not_found(request, sent, response)
-        if translated is not None:
-            return await translate_response(self.name, response, translated)
-        return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
+        try:
+            response = await self._read(request, answer, permit, end)
+            if answer.status == NOT_FOUND and call is not None:
+                self._base.on_not_found(request, sent, response)
+            if translated is not None:
+                return await translate_response(self.name, response, translated)
+            return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
+        except BackendError as error:  # the provider may have made an answer, and billed it
+            error.headers += provider_id(answer.headers)
+            raise
 
     async def _read(
         self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
@@ -216,7 +221,8 @@ class HttpBackend(LimitedBackend):
 
         In a response to HEAD, the length is the only information about the body.
         """
-        headers = tuple(self._response_filter.apply(answer.headers, answer.header_map.get("connection")))
+        passed = self._response_filter.apply(answer.headers, answer.header_map.get("connection"))
+        headers = (*passed, *provider_id(answer.headers))
         length = None if parse else answer.header_map.get("content-length")
         if length is not None:
             headers += (("Content-Length", length),)
@@ -275,12 +281,12 @@ class HttpBackend(LimitedBackend):
             raise
         finally:
             CURRENT_HANDSHAKE.set(None)
-        return Response(101, (), Tunnel(HttpWebSocket(socket, permit)))
+        return Response(101, provider_id(refusal.headers), Tunnel(HttpWebSocket(socket, permit)))
 
     def _refused(self, refusal: HandshakeRefusal) -> Response:
         connection = ",".join(value for name, value in refusal.headers if name.lower() == "connection")
         headers = self._response_filter.apply(refusal.headers, connection or None)
-        return Response(refusal.status, tuple(headers), FullBody(refusal.body))
+        return Response(refusal.status, (*headers, *provider_id(refusal.headers)), FullBody(refusal.body))
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         permit = await self._limiter.acquire(request)
