@@ -263,6 +263,9 @@ class OpenAIBackendConfig(Section):
     cache_control: Switch = False
     """For `openai`, `on`: the endpoint understands Anthropic's `cache_control`, as OpenRouter and LiteLLM do. The marks
     of Anthropic clients go upstream. `off`: they are left out, because OpenAI and others refuse unknown fields."""
+    unsigned_thinking: Switch = False
+    """For `anthropic`, `on`: the endpoint accepts thinking without a signature, as llama.cpp does. `off`: Anthropic
+    refuses it, so it is left out, as is `thinking` where a tool was called without."""
     sticky: Sticky = "off"
     """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
     end user do. `prefix`: a call goes to the upstream that saw the longest prefix of its prompt, until the load of that

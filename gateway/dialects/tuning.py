@@ -30,6 +30,8 @@ def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
     body, max_tokens = dict(call.body), lower(call.max_tokens, parameters.max_tokens)
     if parameters.max_tokens is not None:
         body[_max_tokens_field(call)] = max_tokens
+        if speaks == "anthropic":
+            _cap_budget(body, parameters.max_tokens)
     if call.operation != "completions":
         effort, budget = parameters.reasoning_effort, parameters.thinking_budget
         if budget is not None and speaks == "anthropic":
@@ -110,6 +112,18 @@ def _set_budget(body: dict[str, Any], budget: int, max_tokens: int) -> None:
     budget = min(budget, max_tokens - 1, tokens if isinstance(tokens, int) else budget)
     if budget >= MIN_BUDGET and (given or _may_think(body)):
         body["thinking"] = {"type": "enabled", "budget_tokens": budget}
+
+
+def _cap_budget(body: dict[str, Any], max_tokens: int) -> None:
+    """Lower the client's budget below the tier's limit on the answer; too small a budget switches thinking off."""
+    thinking = body.get("thinking")
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    if not isinstance(budget, int) or budget < max_tokens:
+        return
+    if max_tokens <= MIN_BUDGET:
+        body["thinking"] = {"type": "disabled"}
+    else:
+        body["thinking"] = {**body["thinking"], "budget_tokens": max_tokens - 1}
 
 
 def _may_think(body: Mapping[str, Any]) -> bool:

@@ -104,6 +104,7 @@ def _http(
         adaptive=section.adaptive,
         tenant_share=section.tenant_share,
         cache_control=section.cache_control,
+        unsigned_thinking=section.unsigned_thinking,
     )
     own_account = api_key is not None or not passthrough
     batched = batching(backend, section, clock, shared=own_account)

@@ -16,6 +16,8 @@ from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.anthropic_answers import MESSAGES
+from gateway.dialects.anthropic_thinking import INTERLEAVED, fit_thinking
 from gateway.dialects.known import DIALECTS, MODELS, can_translate
 from gateway.dialects.kserve import model_of_path, with_model_name
 from gateway.dialects.model_names import ModelNames
@@ -107,7 +109,8 @@ class HttpBackend(LimitedBackend):
     """`HttpBackend` calls one HTTP endpoint that speaks the dialect `speaks`.
 
     `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
-    for the prompt cache go upstream in translated requests.
+    for the prompt cache go upstream in translated requests. `unsigned_thinking`: the thinking of Anthropic's clients
+    goes upstream as it came.
     """
 
     http = True
@@ -129,6 +132,7 @@ class HttpBackend(LimitedBackend):
         adaptive: bool = True,
         tenant_share: float = 0.5,
         cache_control: bool = False,
+        unsigned_thinking: bool = False,
     ) -> None:
         self.name = name
         self.speaks = speaks
@@ -146,6 +150,7 @@ class HttpBackend(LimitedBackend):
         self._timeouts = timeouts
         self._clock = clock
         self._cache_control = cache_control
+        self._fits_thinking = speaks == "anthropic" and not unsigned_thinking
         super().__init__(
             ConcurrencyLimiter(
                 name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
@@ -379,6 +384,10 @@ class HttpBackend(LimitedBackend):
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
         model, kept = self._models.upstream_name(call.model), bool(request.fingerprint) or request.metered
+        if self._fits_thinking and call.operation == MESSAGES:
+            interleaved = INTERLEAVED in request.headers.get("anthropic-beta", "")
+            fitted = fit_thinking(call.body, interleaved=interleaved)
+            call = call if fitted is call.body else replace(call, body=fitted)
         return call.dialect.outgoing(request.path, call, model=model, kept=kept)
 
     def _is_foreign(self, request: RequestContext) -> bool:

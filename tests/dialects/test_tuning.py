@@ -36,6 +36,15 @@ OPENAI, ANTHROPIC = "openai", "anthropic"
         (CHAT, OPENAI, {"max_tokens": 100}, SHORT, {"max_tokens": 100, "max_completion_tokens": None}),
         (CHAT, OPENAI, {"max_tokens": 900}, SHORT, {"max_tokens": 300}),
         (MESSAGES, ANTHROPIC, {"max_tokens": 900}, SHORT, {"max_tokens": 300}),
+        # a limit below the client's own budget for thinking
+        (
+            MESSAGES,
+            ANTHROPIC,
+            {"max_tokens": 9000, "thinking": THINKING},
+            Parameters(max_tokens=1500),
+            {"max_tokens": 1500, "thinking": {**THINKING, "budget_tokens": 1499}},
+        ),
+        (MESSAGES, ANTHROPIC, {"max_tokens": 9000, "thinking": THINKING}, SHORT, {"thinking": {"type": "disabled"}}),
         # budgets for thinking
         (MESSAGES, ANTHROPIC, {"max_tokens": 9000}, BUDGET, {"thinking": THINKING}),
         (CHAT, ANTHROPIC, {}, BUDGET, {"thinking": THINKING, "reasoning_effort": None}),

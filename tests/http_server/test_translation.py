@@ -433,3 +433,113 @@ async def test_a_tier_that_speaks_the_other_dialect_answers_too(
                 assert told(await claude.messages.create(**ask()))["content"][0]["text"].endswith(QUESTION)
     assert [call.json["model"] for call in light.calls] == ["small", "small"]
     assert [call.json["model"] for call in large.calls] == ["big", "big"]
+
+
+async def test_claude_code_is_answered_by_openai_in_spite_of_its_long_user_id(
+    to_openai: Served, upstream: Upstream
+) -> None:
+    """Whole and streamed, with a turn of thinking alone and a tool whose name OpenAI refuses."""
+    name = "mcp__" + "a_server__" * 7 + "look.up"
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        assert all(turn.get("content") is not None or turn.get("tool_calls") for turn in call["messages"])
+        asked = call["tools"][0]["function"]["name"]
+        assert len(asked) <= 64
+        assert len(call["user"]) == 64
+        function = {"name": asked, "arguments": "{}"}
+        tool_call = {"id": "c", "type": "function", "function": function}
+        whole = completion(call, "", "tool_calls", tool_calls=[tool_call])
+        if not call.get("stream"):
+            return web.json_response(whole)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for delta, finish in (({"tool_calls": [{"index": 0, **tool_call}]}, None), ({}, "tool_calls")):
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            await response.write(frame({**whole, "choices": [choice]}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    upstream.answer = answer
+    asked = {
+        "model": "m",
+        "max_tokens": 99,
+        "messages": [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]},
+            {"role": "user", "content": "two"},
+        ],
+        "tools": [{"name": name, "input_schema": {"type": "object", "properties": {}}}],
+        "metadata": {"user_id": "user_" + "0f" * 90},
+    }
+    async with client_of(to_openai) as client:
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+    assert [block.name for message in (whole, streamed) for block in message.content] == [name, name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_that_openai_began_goes_on_at_anthropic(
+    tmp_path: Path, upstream: Upstream, stream: bool
+) -> None:
+    """An Anthropic client before two tiers: the light one thinks without a signature, or calls a tool without
+    thinking."""
+    speaking_anthropic(upstream)
+    tools = [{"name": "f", "input_schema": {"type": "object", "properties": {}}}]
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    told_back = {"type": "tool_result", "tool_use_id": "t", "content": "5"}
+    conversations = [
+        [{"role": "assistant", "content": [thought, {"type": "text", "text": "so"}]}, {"role": "user", "content": "?"}],
+        [{"role": "assistant", "content": [thought, use]}, {"role": "user", "content": [told_back]}],
+        [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told_back]}],
+    ]
+    backend = {"adapter": "anthropic", "url": upstream.url, "retries": {"attempts": 1}}
+    async with gateway_of(config_of(tmp_path, {"main": backend})) as served, client_of(served) as client:
+        for turns in conversations:
+            asked: dict[str, Any] = {
+                "model": "m", "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 2000},
+                "messages": [{"role": "user", "content": "hi"}, *turns], "tools": tools,
+            }  # fmt: skip
+            if stream:
+                async with client.messages.stream(**asked) as events:
+                    assert (await events.get_final_message()).content
+            else:
+                assert (await client.messages.create(**asked)).content
+    assert ["thinking" in call.json for call in upstream.calls] == [True, False, False]
+    assert b"signature" not in b"".join(call.body for call in upstream.calls)
+
+
+async def test_an_endpoint_that_accepts_unsigned_thinking_gets_it(tmp_path: Path, upstream: Upstream) -> None:
+    backend = {"adapter": "anthropic", "url": upstream.url, "unsigned_thinking": True}
+    turns = [{"role": "user", "content": "hi"}]
+    turns += [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]}, *turns]
+    async with gateway_of(config_of(tmp_path, {"main": backend})) as served:
+        await served.post("/v1/messages", {"model": "m", "max_tokens": 9, "messages": turns})
+    assert upstream.calls[0].json["messages"] == turns
+
+
+async def test_an_untranslated_request_goes_upstream_as_the_client_sent_it(
+    to_openai: Served, tmp_path: Path, upstream: Upstream
+) -> None:
+    """With values that a translation would fit: the backend judges what its own client sends."""
+    call = {"id": "c" * 50, "type": "function", "function": {"name": "look.up", "arguments": "{}"}}
+    chat: dict[str, Any] = {
+        "model": "m", "user": "u" * 99, "prompt_cache_key": "k" * 99, "stop": [*"abcdef"],
+        "messages": [
+            {"role": "user", "content": "hi"}, {"role": "user", "content": ""}, {"role": "assistant", "content": ""},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c" * 50, "content": "5"},
+        ],
+    }  # fmt: skip
+    await to_openai.post("/v1/chat/completions", chat)
+    assert upstream.calls[-1].json == chat
+    speaking_anthropic(upstream)
+    message_request: dict[str, Any] = {
+        "model": "m", "max_tokens": 9, "stop_sequences": ["\n"], "metadata": {"user_id": "ann@example.org"},
+        "temperature": 0.2, "messages": [{"role": "user", "content": " "}],
+    }  # fmt: skip
+    backend = {"adapter": "anthropic", "url": upstream.url}
+    async with gateway_of(config_of(tmp_path / "claude", {"main": backend})) as served:
+        await served.post("/v1/messages", message_request)
+    assert upstream.calls[-1].json == message_request

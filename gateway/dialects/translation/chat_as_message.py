@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ from gateway.dialects.anthropic_errors import error, kind_for_status
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, reading
 from gateway.dialects.sse import encode_event
-from gateway.dialects.translation.messages_to_chat import chat_request
+from gateway.dialects.translation.limits import OPENAI, fitting
+from gateway.dialects.translation.messages_to_chat import chat_request, own_stops
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
+from gateway.dialects.translation.stops import ChatStops
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
@@ -34,17 +36,21 @@ class ChatAnswer:
     """`ChatAnswer` implements `TranslatedCall`, and its class implements `Translation`."""
 
     def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> None:
+        fit = fitting(OPENAI)
         with bad_request_if_unreadable():
-            self.outgoing = Outgoing(CHAT, orjson.dumps(chat_request(call.body, model, cache_control=cache_control)))
-        self._events = MessageEvents(call.model)
+            request = chat_request(call.body, model, cache_control=cache_control, fit=fit)
+            self.outgoing = Outgoing(CHAT, orjson.dumps(request))
+            self._stops = ChatStops(own_stops(call.body))
+        self._original = fit.original
+        self._events = MessageEvents(call.model, fit.original)
 
     def whole(self, data: bytes) -> bytes:
         with reading():
             body = orjson.loads(data)
             if body.get("error") is not None:
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
-            choice = body["choices"][0]
-            content = list(_content(choice["message"]))
+            choice = self._stops.whole(body["choices"][0])
+            content = list(_content(choice["message"], self._original))
             has_tool_calls = any(block["type"] == "tool_use" for block in content)
             has_refusal = bool(choice["message"].get("refusal"))
             fields = {"content": content, **_ending(choice, has_tool_calls=has_tool_calls, has_refusal=has_refusal)}
@@ -55,8 +61,13 @@ class ChatAnswer:
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
             if event.data == DONE:
-                return [*self._events.end()]
-            return [*self._events.of(orjson.loads(event.data))]
+                return [*self._held(), *self._events.end()]
+            return [*self._events.of(self._stops.chunk(orjson.loads(event.data)))]
+
+    def _held(self) -> Iterator[Event]:
+        """Yield the events of a text that was held back because a stop sequence could begin in it."""
+        if rest := self._stops.rest():
+            yield from self._events.of({"choices": [{"delta": {"content": rest}}]})
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
@@ -79,8 +90,9 @@ class MessageEvents:
     interleaved, so they wait for the end.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, original: Callable[[str], str] = str) -> None:
         self._model = model  # used if the backend names none
+        self._original = original  # returns the client's name of a tool
         self._started = False
         self._index = -1  # index of the last opened block
         self._open = ""  # kind of the open block
@@ -150,7 +162,9 @@ class MessageEvents:
 
     def _start_tool(self, tool: _Tool) -> Iterator[Event]:
         tool_id = tool.id or f"toolu_{self._index + 1}"
-        yield from self._start("tool_use", {"type": "tool_use", "id": tool_id, "name": tool.name, "input": {}})
+        yield from self._start(
+            "tool_use", {"type": "tool_use", "id": tool_id, "name": self._original(tool.name), "input": {}}
+        )
         yield self._delta({"type": "input_json_delta", "partial_json": "".join(tool.arguments)})
 
     def _start(self, kind: str, block: Mapping[str, Any]) -> Iterator[Event]:
@@ -167,7 +181,7 @@ class MessageEvents:
             yield encode_event({"type": "content_block_stop", "index": self._index})
 
 
-def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _content(message: Mapping[str, Any], original: Callable[[str], str]) -> Iterator[dict[str, Any]]:
     if thought := next((message[key] for key in THOUGHTS if message.get(key)), None):
         yield {"type": "thinking", "thinking": thought, "signature": ""}
     if text := message.get("content") or message.get("refusal"):
@@ -177,7 +191,8 @@ def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         arguments = orjson.loads(function.get("arguments") or "{}")
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
-        yield {"type": "tool_use", "id": call.get("id") or f"toolu_{i}", "name": function["name"], "input": arguments}
+        tool = {"id": call.get("id") or f"toolu_{i}", "name": original(function["name"])}
+        yield {"type": "tool_use", **tool, "input": arguments}
 
 
 def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
+from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, parse_data_url
 from gateway.errors import BadRequest
 
@@ -18,33 +20,48 @@ SYSTEM = ("system", "developer")
 UNSUPPORTED_FIELDS = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
 
 
-def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-    """Return the translated request. Raise `BadRequest` for fields that Anthropic's protocol cannot express.
+def messages_request(body: Mapping[str, Any], model: str | None, *, fit: Fitting | None = None) -> Mapping[str, Any]:
+    """Return the translated request. Raise `BadRequest` for fields that Anthropic's protocol cannot express. `fit`
+    learns the names of tools that do not fit.
 
     The marks for the prompt cache stay. A `prompt_cache_key` without any mark marks the end of the conversation,
     because Anthropic caches only what is marked.
     """
     _check(body)
+    fit = fit or fitting(ANTHROPIC)
     request: dict[str, Any] = {
         "model": model or body["model"],
         "max_tokens": body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS,
-        "messages": _turns(body["messages"]),
+        "messages": _turns(body["messages"], fit),
     }
-    if system := [block for message in body["messages"] if message["role"] in SYSTEM for block in _texts(message)]:
+    system = [block for message in body["messages"] if message["role"] in SYSTEM for block in _texts(message)]
+    if system and request["messages"]:
         request["system"] = system
+    elif system:  # Anthropic requires a turn of the user
+        request["messages"] = [{"role": "user", "content": system}]
     if (temperature := body.get("temperature")) is not None:
         request["temperature"] = min(temperature, 1)
     for key in ("top_p", "top_k", "thinking", "stream"):
         if body.get(key) is not None:
             request[key] = body[key]
-    if stop := body.get("stop"):
-        request["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    if body.get("user"):
-        request["metadata"] = {"user_id": body["user"]}
-    request |= _tools(body) | _output(body) | cache_mark(body)
+    if stop := [each for each in _stops(body) if each.strip()]:
+        request["stop_sequences"] = stop
+    if user := body.get("user") or body.get("safety_identifier"):
+        request["metadata"] = {"user_id": fit.user(user)}
+    request |= _tools(body, fit) | _output(body) | cache_mark(body)
     if body.get("prompt_cache_key") and not _is_marked(request):
         _mark_end(request["messages"], "1h" if body.get("prompt_cache_retention") == "24h" else "5m")
-    return request
+    return fit_settings(fit_thinking(request))
+
+
+def own_stops(body: Mapping[str, Any]) -> Sequence[str]:
+    """Return the stop sequences that the gateway has to look for itself: those of white space alone."""
+    return [each for each in _stops(body) if each and not each.strip()]
+
+
+def _stops(body: Mapping[str, Any]) -> Sequence[str]:
+    stop = body.get("stop") or ()
+    return [stop] if isinstance(stop, str) else stop
 
 
 def _is_marked(request: Mapping[str, Any]) -> bool:
@@ -90,64 +107,72 @@ def _output(body: Mapping[str, Any]) -> dict[str, Any]:
     return more | ({"output_config": config} if config else {})
 
 
-def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
+def _tools(body: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     given = body.get("tools")
     if not given:
         return {}
-    choice = _choice(body.get("tool_choice"))
+    choice = _choice(body.get("tool_choice"), fit)
     if body.get("parallel_tool_calls") is False and choice["type"] != "none":
         choice["disable_parallel_tool_use"] = True
     asked = body.get("tool_choice") is not None or len(choice) > 1
-    return {"tools": [_tool(tool) for tool in given]} | ({"tool_choice": choice} if asked else {})
+    return {"tools": [_tool(tool, fit) for tool in given]} | ({"tool_choice": choice} if asked else {})
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise _untranslatable(f"a tool of the type {str(tool.get('type'))[:40]!r}", "tools")
     function = tool["function"]
     said = {key: function[key] for key in ("description", "strict") if function.get(key)}
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"name": function["name"], **said, "input_schema": schema, **(cache_mark(tool) or cache_mark(function))}
+    schema = object_schema(function.get("parameters") or {})
+    mark = cache_mark(tool) or cache_mark(function)
+    return {"name": fit.name(function["name"]), **said, "input_schema": schema, **mark}
 
 
-def _choice(choice: Any) -> dict[str, Any]:
+def _choice(choice: Any, fit: Fitting) -> dict[str, Any]:
     kinds = {None: "auto", "auto": "auto", "required": "any", "none": "none"}
     if choice is None or isinstance(choice, str):
         if choice in kinds:
             return {"type": kinds[choice]}
     elif isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "tool", "name": choice["function"]["name"]}
+        return {"type": "tool", "name": fit.name(choice["function"]["name"])}
     raise _untranslatable("this 'tool_choice'", "tool_choice")
 
 
-def _turns(messages: list[Any]) -> list[dict[str, Any]]:
+def _turns(messages: list[Any], fit: Fitting) -> list[dict[str, Any]]:
     """Merge consecutive messages of one side into one turn.
 
-    Anthropic requires it for tool results and the user's text about them.
+    Anthropic requires it for tool results and the user's text about them, and wants the results first. It refuses
+    white space at the end of an answer that it is to go on with.
     """
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] in SYSTEM:
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
-        blocks = list(_blocks(message))
+        blocks = list(_blocks(message, fit))
         if blocks:
             blocks[-1] |= cache_mark(message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         elif blocks:
             turns.append({"role": role, "content": blocks})
+    for turn in turns:
+        if turn["role"] == "user":
+            turn["content"].sort(key=lambda block: block["type"] != "tool_result")
+    if turns and turns[-1]["role"] == "assistant" and turns[-1]["content"][-1]["type"] == "text":
+        last = turns[-1]["content"][-1]
+        last["text"] = last["text"].rstrip()
     return turns
 
 
-def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _blocks(message: Mapping[str, Any], fit: Fitting) -> Iterator[dict[str, Any]]:
     role = message["role"]
     if role == "tool":
         parts = list(_parts(message.get("content")))
         marks = [part.pop("cache_control") for part in parts if "cache_control" in part]
         yield {
             "type": "tool_result",
-            "tool_use_id": message.get("tool_call_id"),
+            "tool_use_id": fit.call_id(message.get("tool_call_id")),
             "content": parts,
             **({"cache_control": marks[-1]} if marks else {}),  # Anthropic refuses marks within a result
         }
@@ -159,8 +184,8 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             function = call["function"]
             yield {
                 "type": "tool_use",
-                "id": call["id"],
-                "name": function["name"],
+                "id": fit.call_id(call["id"]),
+                "name": fit.name(function["name"]),
                 "input": _arguments(function.get("arguments")),
                 **cache_mark(call),
             }
@@ -189,12 +214,13 @@ def _texts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parts(content: Any) -> Iterator[dict[str, Any]]:
-    """Yield the blocks of a message's content, without empty texts, which Anthropic refuses."""
+    """Yield the blocks of a message's content, without texts of white space alone, which Anthropic refuses."""
     parts: Sequence[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
     for part in parts:
         kind = part.get("type")
         if kind in ("text", "refusal"):
-            if text := part.get("text") or part.get("refusal"):
+            text = part.get("text") or part.get("refusal") or ""
+            if text.strip():
                 yield {"type": "text", "text": text, **cache_mark(part)}
         elif kind == "image_url":
             yield {"type": "image", "source": _source(part["image_url"]["url"]), **cache_mark(part)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -10,8 +10,10 @@ import orjson
 from gateway.dialects.anthropic import MESSAGES
 from gateway.dialects.anthropic_answers import count_tokens
 from gateway.dialects.openai_answers import CHAT, DONE, reading
-from gateway.dialects.translation.chat_to_messages import messages_request
+from gateway.dialects.translation.chat_to_messages import messages_request, own_stops
+from gateway.dialects.translation.limits import ANTHROPIC, fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
+from gateway.dialects.translation.stops import MessageStops
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
@@ -34,9 +36,12 @@ class MessageAnswer:
     def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = True) -> None:
         if call.operation != CHAT:
             raise BadRequest(f"{call.operation} cannot be translated to Anthropic's protocol, which the backend speaks")
+        fit = fitting(ANTHROPIC)
         with bad_request_if_unreadable():
-            self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model)))
-        self._chunks = ChatChunks(created)
+            self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model, fit=fit)))
+            self._stops = MessageStops(own_stops(call.body))
+        self._original = fit.original
+        self._chunks = ChatChunks(created, fit.original)
         self._created = created
 
     def whole(self, data: bytes) -> bytes:
@@ -44,10 +49,11 @@ class MessageAnswer:
             body = orjson.loads(data)
             if body.get("type") == "error":
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
+            body = self._stops.whole(body)
             head = {"id": body["id"], "object": "chat.completion", "created": self._created, "model": body["model"]}
             choice = {
                 "index": 0,
-                "message": _message(body["content"]),
+                "message": _message(body["content"], self._original),
                 "logprobs": None,
                 "finish_reason": _finish(body.get("stop_reason")),
             }
@@ -55,7 +61,9 @@ class MessageAnswer:
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
-            return [*self._chunks.of(orjson.loads(event.data))] if event.data != DONE else []
+            if event.data == DONE:
+                return []
+            return [said for each in self._stops.events(orjson.loads(event.data)) for said in self._chunks.of(each)]
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
@@ -65,7 +73,8 @@ class MessageAnswer:
 class ChatChunks:
     """`ChatChunks` builds the chunks of one stream. It keeps the state that later events need."""
 
-    def __init__(self, created: int) -> None:
+    def __init__(self, created: int, original: Callable[[str], str] = str) -> None:
+        self._original = original  # returns the client's name of a tool
         self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": created}
         self._usage: dict[str, Any] = {}
         self._calls: dict[int, int] = {}  # index of a block -> index of its tool call
@@ -103,8 +112,9 @@ class ChatChunks:
         if kind == "tool_use":
             self._calls[index] = len(self._calls)
             self._start_arguments[index] = orjson.dumps(block.get("input") or {}).decode()
-            call = {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": ""}}
-            yield self._chunk({"tool_calls": [{"index": self._calls[index], **call}]})
+            function = {"name": self._original(block["name"]), "arguments": ""}
+            call = {"index": self._calls[index], "id": block["id"], "type": "function", "function": function}
+            yield self._chunk({"tool_calls": [call]})
         elif kind == "text":
             yield from self._text_chunk("content", block.get("text"))
         elif kind == "thinking":
@@ -132,7 +142,7 @@ class ChatChunks:
         return self._chunk({"tool_calls": [{"index": self._calls[index], "function": {"arguments": text}}]})
 
 
-def _message(content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _message(content: Sequence[Mapping[str, Any]], original: Callable[[str], str]) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -143,7 +153,7 @@ def _message(content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif kind == "thinking":
             thoughts.append(block["thinking"])
         elif kind == "tool_use":
-            function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
+            function = {"name": original(block["name"]), "arguments": orjson.dumps(block.get("input") or {}).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind not in DROPPED_BLOCKS:
             raise MalformedResponse(

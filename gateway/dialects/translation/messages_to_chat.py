@@ -8,7 +8,9 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic import without_cache_marks
+from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, data_url
+from gateway.dialects.translation.stops import MAX_OPENAI
 from gateway.errors import BadRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -16,32 +18,44 @@ EFFORTS = {"max": "xhigh"}  # the other names are the same
 UNSUPPORTED_FIELDS = ("container", "mcp_servers", "prefill")
 # Earlier thinking is signed for its model, and OpenAI's protocol has no field for it.
 DROPPED_BLOCKS = ("thinking", "redacted_thinking")
+ROLES = ("user", "assistant", "system")
+PARAGRAPH = {"type": "text", "text": "\n\n"}  # between the texts of two turns of the model that become one
 
 
-def chat_request(body: Mapping[str, Any], model: str | None, *, cache_control: bool = False) -> dict[str, Any]:
+def chat_request(
+    body: Mapping[str, Any], model: str | None, *, cache_control: bool = False, fit: Fitting | None = None
+) -> dict[str, Any]:
     """Return the translated request. Raise `BadRequest` for fields that OpenAI's protocol cannot express.
 
-    `cache_control`: the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read.
+    `cache_control`: the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read. `fit` learns the
+    names of tools that do not fit. Stop sequences beyond `MAX_OPENAI` are left to `own_stops`.
     """
+    fit = fit or fitting(OPENAI)
     for key in UNSUPPORTED_FIELDS:
         if body.get(key):
             raise _untranslatable(f"'{key}'")
     if not cache_control:
         body = {key: value for key, value in without_cache_marks(body).items() if key != "cache_control"}
-    request: dict[str, Any] = {"model": model or body["model"], "messages": list(_messages(body)), **cache_mark(body)}
+    request: dict[str, Any] = {"model": model or body["model"], "messages": _messages(body, fit), **cache_mark(body)}
     if body.get("max_tokens"):
         request["max_completion_tokens"] = body["max_tokens"]
-    for key in ("temperature", "top_p", "prompt_cache_key", "prompt_cache_retention"):
+    for key in ("temperature", "top_p", "prompt_cache_retention"):
         if body.get(key) is not None:
             request[key] = body[key]
     if stop := body.get("stop_sequences"):
-        request["stop"] = stop
-    if user := (body.get("metadata") or {}).get("user_id"):
-        request["user"] = user
+        request["stop"] = stop[:MAX_OPENAI]
+    # Claude Code's id has 159 to 191 characters. OpenAI accepts as many in a user's id as in a key of its prompt cache.
+    named = {"prompt_cache_key": body.get("prompt_cache_key"), "user": (body.get("metadata") or {}).get("user_id")}
+    request |= {key: fit.user(value) for key, value in named.items() if value}
     if body.get("stream"):
         # Anthropic's streams always report the usage.
         request |= {"stream": True, "stream_options": {"include_usage": True}}
-    return request | _tools(body) | _output(body.get("output_config") or {})
+    return request | _tools(body, fit) | _output(body.get("output_config") or {})
+
+
+def own_stops(body: Mapping[str, Any]) -> Sequence[str]:
+    """Return the stop sequences that the gateway has to look for itself."""
+    return list((body.get("stop_sequences") or ())[MAX_OPENAI:])
 
 
 def _untranslatable(what: str) -> BadRequest:
@@ -60,14 +74,14 @@ def _output(config: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
+def _tools(body: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     given = body.get("tools")
     if not given:
         return {}
-    said: dict[str, Any] = {"tools": [_tool(tool) for tool in given]}
+    said: dict[str, Any] = {"tools": [_tool(tool, fit) for tool in given]}
     choice = body.get("tool_choice") or {}
     if choice.get("type") == "tool":
-        said["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+        said["tool_choice"] = {"type": "function", "function": {"name": fit.name(choice["name"])}}
     elif choice:
         if choice.get("type") not in CHOICES:
             raise _untranslatable("this 'tool_choice'")
@@ -77,27 +91,55 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise _untranslatable(f"a tool of the type {str(tool['type'])[:40]!r}")
     said = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
-    function = {"name": tool["name"], **said, "parameters": tool["input_schema"]}
+    function = {"name": fit.name(tool["name"]), **said, "parameters": object_schema(tool["input_schema"])}
     return {"type": "function", "function": function, **cache_mark(tool)}
 
 
-def _messages(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if system := body.get("system"):
-        yield {"role": "system", "content": _texts(_blocks(system), "a system prompt")}
-    for message in body["messages"]:
-        role, blocks = message["role"], _blocks(message["content"])
+def _messages(body: Mapping[str, Any], fit: Fitting) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    if system := _texts(_spoken(_blocks(body.get("system") or "")), "a system prompt"):
+        said.append({"role": "system", "content": system})
+    turns = _turns(body["messages"])
+    for role, blocks in turns:
         if role == "assistant":
-            yield _assistant(blocks)
+            said.append(_assistant(blocks, fit))
         elif role == "user":
-            yield from _user(blocks)
-        elif role == "system":
-            yield {"role": "system", "content": _texts(blocks, "a system prompt")}
+            said += _user(blocks, fit)
         else:
+            said.append({"role": "system", "content": _texts(blocks, "a system prompt")})
+    return said if turns else [*said, {"role": "user", "content": ""}]
+
+
+def _turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Return role and blocks of each turn that says something.
+
+    Servers refuse a turn of nothing, and many two turns of one side. Anthropic reads those as one, so they become one.
+    """
+    turns: list[tuple[str, list[Any]]] = []
+    for message in messages:
+        role, blocks = message["role"], _spoken(_blocks(message["content"]))
+        if role not in ROLES:
             raise _untranslatable(f"a message of the role {role[:40]!r}")
+        if role == "assistant":
+            blocks = [block for block in blocks if block["type"] not in DROPPED_BLOCKS]
+        if not blocks:
+            continue
+        if turns and turns[-1][0] == role:
+            earlier = turns[-1][1]
+            apart = role == "assistant" and earlier[-1]["type"] == blocks[0]["type"] == "text"
+            earlier += [*([PARAGRAPH] if apart else []), *blocks]
+        else:
+            turns.append((role, blocks))
+    return turns
+
+
+def _spoken(blocks: Sequence[Any]) -> list[Any]:
+    """Return the blocks without empty texts."""
+    return [block for block in blocks if block["type"] != "text" or block["text"]]
 
 
 def _blocks(content: str | list[Any]) -> list[Any]:
@@ -115,34 +157,36 @@ def _is_marked(blocks: Sequence[Mapping[str, Any]]) -> bool:
     return any("cache_control" in block for block in blocks)
 
 
-def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _assistant(blocks: Sequence[Mapping[str, Any]], fit: Fitting) -> dict[str, Any]:
     texts: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] == "text":
             texts.append(block)
         elif block["type"] == "tool_use":
-            function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
-            calls.append({"id": block["id"], "type": "function", "function": function, **cache_mark(block)})
-        elif block["type"] not in DROPPED_BLOCKS:
+            function = {"name": fit.name(block["name"]), "arguments": orjson.dumps(block.get("input") or {}).decode()}
+            call = {"id": fit.call_id(block["id"]), "type": "function", "function": function}
+            calls.append(call | cache_mark(block))
+        else:
             raise _untranslatable(f"a block of the type {block['type'][:40]!r}")
     content = [_part(text) for text in texts] if _is_marked(texts) else "".join(text["text"] for text in texts)
     return {"role": "assistant", "content": content or None} | ({"tool_calls": calls} if calls else {})
 
 
-def _user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _user(blocks: Sequence[Mapping[str, Any]], fit: Fitting) -> Iterator[dict[str, Any]]:
     """Yield tool results first, one message each. These cannot contain images, so images move to the user message."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] != "tool_result":
             parts.append(_part(block))
             continue
-        inner = _blocks(block.get("content") or "")
+        inner = _spoken(_blocks(block.get("content") or ""))
         texts = [each for each in inner if each["type"] == "text"]
         parts += [_part(each) for each in inner if each["type"] != "text"]
         if texts and "cache_control" in block:
             texts[-1] = {**texts[-1], **cache_mark(block)}
-        yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _texts(texts, "a result")}
+        tool_call_id = fit.call_id(block.get("tool_use_id"))
+        yield {"role": "tool", "tool_call_id": tool_call_id, "content": _texts(texts, "a result")}
     if len(parts) == 1 and parts[0]["type"] == "text" and not _is_marked(parts):
         yield {"role": "user", "content": parts[0]["text"]}
     elif parts:

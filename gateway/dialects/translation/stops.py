@@ -1,0 +1,130 @@
+"""End an answer at the stop sequences that the backend's protocol does not accept. Pure.
+
+OpenAI accepts four, Anthropic none of white space alone. The gateway ends the answer at the others itself: the client
+gets the text before the first of them, and the backend's usage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gateway.errors import BadRequest
+
+MAX_OPENAI = 4
+MAX_OWN, MAX_LENGTH = 64, 256  # sequences and characters that the gateway looks for: each costs time at each piece
+
+
+class StopText:
+    """`StopText` passes text on until one of the sequences occurs in it. `found` is that one, or None."""
+
+    def __init__(self, sequences: Sequence[str]) -> None:
+        if len(sequences) > MAX_OWN or any(len(each) > MAX_LENGTH for each in sequences):
+            raise BadRequest(
+                f"the stop sequences cannot be translated to the backend's protocol: expected at most {MAX_OWN} more "
+                f"than it accepts, each of at most {MAX_LENGTH} characters"
+            )
+        self._sequences = tuple(dict.fromkeys(sequences))
+        self._held = ""  # the end of the text, if a sequence may begin there
+        self.found: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._sequences)
+
+    def feed(self, text: str) -> str:
+        """Return the text that may be passed on."""
+        if self.found is not None:
+            return ""
+        text = self._held + text
+        at, found = min(((text.find(each), each) for each in self._sequences if each in text), default=(-1, None))
+        if found is not None:
+            self.found, self._held = found, ""
+            return text[:at]
+        held = max((_overlap(text, each) for each in self._sequences), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def rest(self) -> str:
+        """Return the text that was held back, once nothing more can follow it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, sequence: str) -> int:
+    """Return the length of the longest end of `text` with which `sequence` begins."""
+    longest = min(len(text), len(sequence) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(sequence[:n])), 0)
+
+
+class ChatStops(StopText):
+    """`ChatStops` ends a chat completion, whole or in chunks. vLLM names the sequence in the same field."""
+
+    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return the choice of a whole answer, ended at the first sequence."""
+        message = choice["message"]
+        if not self or not isinstance(message.get("content"), str):
+            return choice
+        text = self.feed(message["content"])
+        if self.found is None:
+            return choice
+        ended = {**message, "content": text, "tool_calls": None}
+        return {**choice, "message": ended, "finish_reason": "stop", "stop_reason": self.found}
+
+    def chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the next chunk of a stream. Nothing of its choice follows a sequence but its end."""
+        if not self or not chunk.get("choices"):
+            return chunk
+        return {
+            **chunk,
+            "choices": [choice if choice.get("index") else self._next(choice) for choice in chunk["choices"]],
+        }
+
+    def _next(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        delta, ended = {**(choice.get("delta") or {})}, choice.get("finish_reason") is not None
+        if isinstance(delta.get("content"), str):
+            delta["content"] = self.feed(delta["content"])
+        if self.found is not None:
+            ended_delta = {"content": delta.get("content") or ""}
+            return {**choice, "delta": ended_delta, "finish_reason": "stop", "stop_reason": self.found}
+        if ended or delta.get("tool_calls"):
+            delta["content"] = (delta.get("content") or "") + self.rest()
+        return {**choice, "delta": delta}
+
+
+class MessageStops(StopText):
+    """`MessageStops` ends an Anthropic message, whole or event by event."""
+
+    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the message, ended at the first sequence. A sequence may reach from one text into the next."""
+        if not self:
+            return body
+        content: list[Any] = []
+        for block in body["content"]:
+            if self.found is None and block["type"] == "text":
+                content.append({**block, "text": self.feed(block["text"])})
+            elif self.found is None:
+                content += [*self._rest_block(), block]
+        content += self._rest_block()
+        if self.found is None:
+            return {**body, "content": content}
+        return {**body, "content": content, "stop_reason": "stop_sequence", "stop_sequence": self.found}
+
+    def _rest_block(self) -> list[dict[str, Any]]:
+        rest = self.rest()
+        return [{"type": "text", "text": rest}] if rest else []
+
+    def events(self, event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the events for the next one of a stream."""
+        kind, delta = event.get("type"), event.get("delta") or {}
+        if not self:
+            yield event
+        elif kind == "message_delta" and self.found is not None:
+            yield {**event, "delta": {**delta, "stop_reason": "stop_sequence", "stop_sequence": self.found}}
+        elif kind == "content_block_delta" and delta.get("type") == "text_delta":
+            yield {**event, "delta": {**delta, "text": self.feed(delta["text"])}}
+        elif not str(kind).startswith("content_block"):
+            yield event
+        elif self.found is None:
+            if kind == "content_block_stop" and (rest := self.rest()):
+                yield {**event, "type": "content_block_delta", "delta": {"type": "text_delta", "text": rest}}
+            yield event
