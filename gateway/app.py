@@ -152,7 +152,9 @@ class Gateway:
         self.stats.policy_faults = tuple(map(str, faults))
 
     def _build(self, policy: Policy) -> RouteTable:
-        table = route_table(policy, self._deployment, lambda route: RouteSteps(route, self.parts))
+        table = route_table(
+            policy, self._deployment, lambda route: RouteSteps(route, self.parts), self.parts.telemetry.failures
+        )
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
         self.parts.label_archive.apply(policy)
@@ -176,7 +178,8 @@ class Gateway:
                 access.authenticate,
                 endpoints,
                 self.inflight,
-            )
+            ),
+            self.parts.telemetry.failures,
         )
 
     def _job_pipeline(self) -> Handler:
@@ -184,7 +187,7 @@ class Gateway:
         The client was identified when the job was accepted."""
         access = self.access
         steps = SharedSteps(self.parts, self._current, self._observer, access.key_cache, access.authenticate_job)
-        return shared_pipeline(steps, for_jobs=True)
+        return shared_pipeline(steps, self.parts.telemetry.failures, for_jobs=True)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Report the gateway ready as soon as it serves. A failed cache or backend does not make it unready: caches are

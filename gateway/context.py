@@ -102,6 +102,8 @@ class RequestContext:
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
         "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
         "inspected", "stale_available", "gathering", "claim", "lease",
+        # guard: how far it has come, for `gateway.steps.guard`
+        "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "classification", "tier_decision", "outlook", "light_only", "metered", "overloaded",
@@ -190,6 +192,10 @@ class RequestContext:
         self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
         self.lease = 0  # the fencing token of the lease on the backend call; 0: no lease
 
+        self.reached = 0  # the depth of the innermost step that it has reached
+        # What the step reached last has returned or raised, until the step around it ends.
+        self.outcome: Response | Awaitable[Response] | Exception | None = None
+
         self.deadline: float | None = None  # when the whole answer is due
         self.ttft_deadline: float | None = None  # when the first token is due
         self.tpot_s: float | None = None  # maximum seconds per output token
@@ -242,6 +248,14 @@ class RequestContext:
         """Raise `TooManyInflight` at `server.max_inflight`. A step calls this before it waits."""
         if self.overloaded:
             raise TooManyInflight
+
+    # caches
+
+    def leave_caches(self, reason: Bypass) -> None:
+        """Look nothing up from now on, and store and share no answer."""
+        self.bypass = self.bypass or reason
+        self.scope = self.fingerprint = ""
+        self.own_keys = self.shared_keys = self.served = None
 
     # timings
 
@@ -315,7 +329,9 @@ class RequestContext:
         """Return a copy whose calls to backends share one total time with those of the original."""
         if self.upstream_since is None:
             self.upstream_since = self.clock.monotonic()
-        return copy(self)
+        other = copy(self)
+        other.outcome = None
+        return other
 
     def internal_child(self, purpose: str) -> RequestContext:
         """Return a child for a call that the gateway makes for itself. It has no latency budget, because nobody waits

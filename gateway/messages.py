@@ -51,6 +51,7 @@ class Bypass(StrEnum):
     MESSAGE = "message"  # an MCP message that may change something, open a stream, or answer a question of the server
     TOOL = "tool"  # an MCP tool that the policy does not list, or that nothing says only reads
     PERSONAL_DATA = "personal-data"  # the request has personal data that the policy keeps out of the caches
+    STEP_FAILED = "step-failed"  # a step before the caches failed unexpectedly: see `nearhit_step_failures_total`
 
 
 class Refusal(StrEnum):
@@ -126,6 +127,7 @@ class Choice(StrEnum):
     SESSION = "session"  # earlier turns of the session keep it on this backend
     TOOL_RESULT = "tool-result"  # this backend made the tool call, or stores the response that the request continues
     MISFIT = "cascade-misfit"  # the lightest model's answer did not fit the JSON Schema of the request
+    STEP_FAILED = "step-failed"  # the choice failed unexpectedly: see `nearhit_step_failures_total`
     KEPT = "cascade-kept"  # the check rejected the answer, but no better model could answer, or none in time
 
 

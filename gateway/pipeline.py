@@ -12,9 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from gateway.config import Config
 from gateway.config.policy.model import Policy, Route
+from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
 from gateway.messages import Response
 from gateway.steps.assembly import RouteSteps, SharedSteps
+from gateway.steps.guard import Guard, Recovery, ask_backend, leave_caches, skip, skip_lookup
 from gateway.steps.parse_and_route import RouteTable
 
 B = TypeVar("B")
@@ -70,47 +72,59 @@ def _leased(route: Route, deployment: Deployment) -> bool:
 @dataclass(frozen=True, slots=True)
 class Step(Generic[B]):
     """A step of the pipeline. `build` wraps it around the next step, `applies` tells whether a route has it, and
-    `for_jobs` whether it also runs for jobs."""
+    `for_jobs` whether it also runs for jobs. `recovery`: how a request goes on after the step has failed
+    (`gateway.steps.guard`); None: a failure ends the request, unless the step contains it itself."""
 
     name: str
     build: Callable[[B, Handler], Handler]
     reason: str
     applies: Applies = _always
     for_jobs: bool = False
+    recovery: Recovery | None = None
 
 
 SHARED: Sequence[Step[SharedSteps]] = (
     Step("ExactFastPath", SharedSteps.exact_fast_path, "a repeated request is answered without parsing it again"),
-    Step("Observe", SharedSteps.observe, "metrics, access log, span: sees every outcome exactly once", for_jobs=True),
+    Step("Observe", SharedSteps.observe, "metrics, access log, span: sees every outcome exactly once", for_jobs=True,
+         recovery=skip),
     Step("ErrorBoundary", SharedSteps.error_boundary, "errors in the client's protocol; sheds load", for_jobs=True),
     Step("Authenticate", SharedSteps.authenticate, "before the body: unknown clients cost nothing", for_jobs=True),
     Step("ControlEndpoints", SharedSteps.control_endpoints, "feedback, jobs, batches: no policy applies"),
     Step("ParseAndRoute", SharedSteps.parse_and_route, "protocol -> call, policy -> route, cache keys", for_jobs=True),
-)
+)  # fmt: skip
 PER_ROUTE: Sequence[Step[RouteSteps]] = (
     Step("CountRequests", RouteSteps.count_requests, "limits that also count hits", _counts_hits),
-    Step("McpResults", RouteSteps.mcp_results, "which results of MCP servers are cached, and for whom", _mcp),
-    Step("Negotiate", RouteSteps.negotiate, "stream or whole, split or joined, from either stored form"),
-    Step("SharedResults", RouteSteps.shared_results, "MCP results that all clients may share", _mcp),
-    Step("ExactCache", RouteSteps.exact_cache, "memory, then store: the cheapest answer first", _exact),
-    Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached),
-    Step("SemanticCache", RouteSteps.semantic_cache, "embed, search, verify: paraphrased questions", _semantic),
-    Step("ClusterLease", RouteSteps.cluster_lease, "one call over all gateways on a store", _leased),
-    Step("StoreResponse", RouteSteps.store_response, "admission, put, index: before the flight lands", _cached),
+    Step("McpResults", RouteSteps.mcp_results, "which results of MCP servers are cached, and for whom", _mcp,
+         recovery=leave_caches),
+    Step("Negotiate", RouteSteps.negotiate, "stream or whole, split or joined, from either stored form",
+         recovery=ask_backend),
+    Step("SharedResults", RouteSteps.shared_results, "MCP results that all clients may share", _mcp,
+         recovery=leave_caches),
+    Step("ExactCache", RouteSteps.exact_cache, "memory, then store: the cheapest answer first", _exact, recovery=skip),
+    Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached, recovery=skip),
+    Step("SemanticCache", RouteSteps.semantic_cache, "embed, search, verify: paraphrased questions", _semantic,
+         recovery=skip_lookup),
+    Step("ClusterLease", RouteSteps.cluster_lease, "one call over all gateways on a store", _leased, recovery=skip),
+    Step("StoreResponse", RouteSteps.store_response, "admission, put, index: before the flight lands", _cached,
+         recovery=skip),
     Step("RateLimit", RouteSteps.rate_limit, "limits on calls to backends", _limited),
     Step("Dispatch", RouteSteps.dispatch, "tier, budget, fallback, retry, hedge, send"),
 )  # fmt: skip
 
 
-def shared_pipeline(steps: SharedSteps, *, for_jobs: bool = False) -> Handler:
+def shared_pipeline(steps: SharedSteps, failures: StepFailures, *, for_jobs: bool = False) -> Handler:
     """Return the steps from a request's first byte to its route. The route's own steps follow."""
-    return _compose([step for step in SHARED if step.for_jobs or not for_jobs], steps)
+    return _compose([step for step in SHARED if step.for_jobs or not for_jobs], steps, failures)
 
 
-def route_table(policy: Policy, deployment: Deployment, steps_of: Callable[[Route], RouteSteps]) -> RouteTable:
+def route_table(
+    policy: Policy, deployment: Deployment, steps_of: Callable[[Route], RouteSteps], failures: StepFailures
+) -> RouteTable:
     """Return a policy with the pipeline of each of its routes."""
     pipelines = {
-        route.name: _compose([step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route))
+        route.name: _compose(
+            [step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route), failures, len(SHARED)
+        )
         for route in policy.routes
     }
     return RouteTable(policy, pipelines)
@@ -123,10 +137,21 @@ def steps_of(route: Route, deployment: Deployment) -> list[tuple[str, str]]:
     return [(step.name, step.reason) for step in taken]
 
 
-def _compose(steps: Sequence[Step[B]], builder: B) -> Handler:
+def _compose(steps: Sequence[Step[B]], builder: B, failures: StepFailures, depth: int = 0) -> Handler:
+    """Build the steps, the innermost first. `depth`: the number of steps around them.
+
+    Each optional step has a guard. So has each step right inside one: its guard tells the outer one that the request
+    was passed on.
+    """
     handler: Handler = _no_next_step
-    for step in reversed(steps):
-        handler = step.build(builder, handler)
+    outer: Sequence[Step[B] | None] = (None, *steps)
+    for number, step in reversed([*enumerate(steps)]):
+        built, around = step.build(builder, handler), outer[number]
+        if step.recovery is not None or (around is not None and around.recovery is not None):
+            containment = Containment(step.name, failures, optional=step.recovery is not None)
+            handler = Guard(built, handler, depth + number, containment, step.recovery or skip).__call__
+        else:
+            handler = built
     return handler
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from gateway.containment import Containment
 from gateway.errors import UpstreamStreamError
 from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStream, Frame, FullBody, Response, Tunnel
 
@@ -223,14 +224,48 @@ class EventSource(Protocol[T_co]):
         """
 
 
+def _unchanged(items: Sequence[T]) -> Sequence[T]:
+    return items
+
+
+class _Tap(Generic[T]):
+    """An observer on a stream, and the step that added it. `owner` None: no step has claimed it yet."""
+
+    __slots__ = ("observer", "on_items", "owner")
+
+    def __init__(self, observer: StreamObserver[T]) -> None:
+        self.observer = observer
+        self.on_items = observer.on_items or _unchanged
+        self.owner: Containment | None = None
+
+    def close(self) -> None:
+        on_close = self.observer.on_close
+        if on_close is not None:
+            try:
+                on_close()
+            except Exception as error:
+                self.contain(error)
+
+    def contain(self, error: Exception) -> None:
+        """Record an error that costs only the work of the observer. Raise it if no step owns the observer."""
+        if self.owner is None:
+            raise error
+        self.owner.record(error)
+
+
 class ObservedStream(AsyncIterator[T], Generic[T]):
     """A stream with observers. Its holder takes batches to the end and then calls `end`, or reads item by item, or
-    closes it."""
+    closes it.
 
-    def __init__(self, source: EventSource[T], *taps: StreamObserver[T]) -> None:
+    An observer of an optional step may fail: the stream then goes on without it. A failure of any other observer, or of
+    the source, breaks the stream. After the last item no failure matters to the reader.
+    """
+
+    def __init__(self, source: EventSource[T], *observers: StreamObserver[T]) -> None:
         self._source = source
-        self._taps = list(taps)  # those not closed yet, from the source on
-        self._batch_hooks = [tap.on_items for tap in taps if tap.on_items is not None]
+        self._taps = [_Tap(observer) for observer in observers]  # those not closed yet, from the source on
+        self._batch_hooks = [tap for tap in self._taps if tap.observer.on_items is not None]
+        self._owner: Containment | None = None  # of the source: the first step that claimed the stream
         self._done = False  # the source has no more
         self.drained = False  # see `EventSource`
         self._read: Iterator[T] = iter(())  # rest of a batch that is read item by item
@@ -243,24 +278,37 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         """Set the callback: see `EventSource`."""
         self._source.subscribe(wake)
 
-    def tap(self, tap: StreamObserver[T]) -> None:
+    def tap(self, observer: StreamObserver[T]) -> None:
         """Add an observer to a stream from which nothing has been taken."""
+        tap = _Tap(observer)
         self._taps.append(tap)
-        if tap.on_items is not None:
-            self._batch_hooks.append(tap.on_items)
+        if observer.on_items is not None:
+            self._batch_hooks.append(tap)
+
+    def claim(self, owner: Containment) -> None:
+        """Make `owner` the owner of the observers that nobody has claimed, and of an unclaimed source."""
+        if self._owner is None:
+            self._owner = owner
+        for tap in reversed(self._taps):
+            if tap.owner is not None:
+                return
+            tap.owner = owner
 
     def take(self) -> Sequence[T] | None:
         """Return the next batch, as `EventSource.take`."""
         while not self._done:
             try:
                 items = self._source.take()
-            except UpstreamStreamError as error:
-                return self._handle_error(error)
-            if not items:
-                self._done = items is not None
-                return items
-            for on_items in self._batch_hooks:
-                items = on_items(items)
+                if not items:
+                    self._done = items is not None
+                    return items
+                for tap in self._batch_hooks:
+                    try:
+                        items = tap.on_items(items)
+                    except Exception as error:
+                        self._drop(tap, error)
+            except Exception as error:
+                return self._break(error)
             if items:
                 self.drained = self._source.drained
                 return items
@@ -270,7 +318,11 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         """Return the next batch; empty at the end, after which `end` is not needed. Raise `UpstreamStreamError`."""
         try:
             while (items := self.take()) is None:
-                await self._source.wait()
+                try:
+                    await self._source.wait()
+                except Exception as error:
+                    items = self._break(error)
+                    break
         except BaseException:
             self._close_observers()
             raise
@@ -284,12 +336,14 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             while self._taps:
                 tap = self._taps.pop(0)
                 try:
-                    awaited = None if tap.on_complete is None else tap.on_complete()
+                    on_complete = tap.observer.on_complete
+                    awaited = None if on_complete is None else on_complete()
                     if awaited is not None:
                         await awaited
+                except Exception as error:
+                    tap.contain(error)
                 finally:
-                    if tap.on_close is not None:
-                        tap.on_close()
+                    tap.close()
         finally:
             self._close_observers()
 
@@ -311,30 +365,54 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         finally:
             self._close_observers()
 
-    def _handle_error(self, error: UpstreamStreamError) -> Sequence[T]:
-        """Return the items that replace the break. Observers after the one that handles the error see a stream that
-        ends."""
+    def _drop(self, tap: _Tap[T], error: Exception) -> None:
+        """Remove an observer of an optional step that has failed: it has missed items, so that it can't complete. Raise
+        the error of any other observer."""
+        if isinstance(error, UpstreamStreamError) or tap.owner is None or not tap.owner.optional:
+            raise error
+        tap.owner.record(error)
+        self._batch_hooks = [hook for hook in self._batch_hooks if hook is not tap]
+        self._taps.remove(tap)
+        tap.close()
+
+    def _break(self, error: Exception) -> Sequence[T]:
+        """Return the items that replace the rest of a broken stream. Observers after the one that handles the error see
+        a stream that ends. Raise the error if no observer handles it."""
+        if not isinstance(error, UpstreamStreamError):
+            if self._owner is None:
+                raise error
+            self._owner.record(error)
+            error = UpstreamStreamError("internal error")
         self._done, self.drained = True, False
         while self._taps:
             tap = self._taps.pop(0)
-            replacement = None if tap.on_error is None else tap.on_error(error)
-            if tap.on_close is not None:
-                tap.on_close()
+            replacement = self._replace(tap, error)
+            tap.close()
             if replacement is not None:
-                for later_tap in self._taps:
-                    replacement = replacement if later_tap.on_items is None else later_tap.on_items(replacement)
+                for later_tap in tuple(self._taps):
+                    try:
+                        replacement = later_tap.on_items(replacement)
+                    except Exception as failure:
+                        self._drop(later_tap, failure)
                 return replacement
         raise error
 
+    def _replace(self, tap: _Tap[T], error: UpstreamStreamError) -> Sequence[T] | None:
+        on_error = tap.observer.on_error
+        try:
+            return None if on_error is None else on_error(error)
+        except Exception as failure:
+            tap.contain(failure)
+            return None
+
     def _close_observers(self) -> None:
         self._done = True
+        self._batch_hooks = []  # they refer to the request, which may refer to the stream
         while self._taps:
-            tap = self._taps.pop(0)
-            if tap.on_close is not None:
-                try:
-                    tap.on_close()
-                finally:
-                    self._close_observers()
+            try:
+                self._taps.pop(0).close()
+            finally:
+                self._close_observers()
 
 
 class _IteratorSource(Generic[T]):

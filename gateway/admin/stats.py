@@ -205,6 +205,8 @@ class StatsReport(TypedDict):
     shed: float
     backend_outcomes: list[BackendOutcome]
     store_errors: float
+    step_failures: dict[str, float]
+    """Unexpected failures, by step."""
     loop_stalls: dict[str, float]
     """Stalls of the event loop, by cause."""
     listen: str
@@ -288,6 +290,7 @@ class Stats:
                 for (backend, outcome), count in telemetry.backend_requests.values.items()
             ],
             "store_errors": telemetry.store_errors.total(),
+            "step_failures": {step: count for (step,), count in telemetry.step_failures.values.items()},
             "loop_stalls": _totals_by_last_label(telemetry.loop_stalls),
             **self._describe(),
         }

@@ -28,6 +28,9 @@ class RequestMetrics:
             "nearhit_backend_seconds_saved_total", "Seconds of backend time saved by hits", ("route",)
         )
         self.feedback = Counter("nearhit_feedback_total", "Feedback of clients on answers", ("route", "verdict"))
+        self.step_failures = Counter(
+            "nearhit_step_failures_total", "Unexpected failures of a step; the request went on without it", ("step",)
+        )
 
 
 class RoutingMetrics:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.containment import StepFailures
 from gateway.observability.json_logging import RateLimitedLog
 from gateway.observability.metric_definitions import (
     AccessMetrics,
@@ -51,6 +52,7 @@ class Telemetry(
         StoreMetrics.__init__(self)
         ProcessMetrics.__init__(self)
         self.store_warnings = RateLimitedLog()
+        self.failures = StepFailures(self.step_failures)
         self.replication = ReplicationMetrics()
         self._labels_of: dict[str, list[Labels]] = {}  # by route: the labels of `requests`
         self._labels_seen = 0

@@ -20,7 +20,17 @@ from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.classifier import RouteClassifier
 from gateway.routing.latency_promises import Promises
-from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolve_splits, select
+from gateway.routing.selection import (
+    EMBEDDINGS,
+    BackendTraits,
+    Decision,
+    Signals,
+    fits,
+    only,
+    resolve_splits,
+    select,
+    select_unscored,
+)
 from gateway.routing.session import Session
 from gateway.routing.sessions import RouteSessions
 from gateway.routing.tier_learning import TierLearning
@@ -97,6 +107,12 @@ class BackendChoice:
         session = sessions.session_of(request, call)
         decision = select(target, self._pools, self._signals(request, call, target, session), self._route.slo.late)
         return sessions.hold(request, decision, target, session, lambda name: self.in_time(request, name))
+
+    def decide_unscored(self, request: RequestContext) -> Decision:
+        """Choose after `choose` has failed: without complexity, prediction, session or split."""
+        operation = None if request.call is None else request.call.operation
+        signals = Signals(operation, speaks_anthropic(request.headers), light_only=request.light_only)
+        return select_unscored(self._route.target, self._pools, signals)
 
     def _signals(self, request: RequestContext, call: Call, target: Target, session: Session | None = None) -> Signals:
         """Return the inputs of the choice.

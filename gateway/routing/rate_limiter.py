@@ -108,10 +108,11 @@ class RateLimiter:
                 await self.flush()  # a pending correction may be the missing part
                 taken = await self._store.take(demands)
         except StoreUnavailable as error:
-            self._release_slots(demands)
             LOG.debug("the store did not answer, limits are enforced locally", extra={"fields": {"error": str(error)}})
-            now, wall = self._now()
-            return Grant(self._meters.take(demands, now, wall, self.gateways), local=True)
+            return self._take_locally(demands)
+        except Exception as error:
+            self._telemetry.failures.record("RateLimit", error)
+            return self._take_locally(demands)
         except BaseException:  # the client has left, and the store may or may not have granted the slots
             self._release_slots(demands)
             raise
@@ -120,6 +121,11 @@ class RateLimiter:
             for demand, observed in zip(demands, taken.observed, strict=True):
                 self._meters.saw(demand, observed, now, taken.at_us)
         return Grant(taken, local=False)
+
+    def _take_locally(self, demands: Sequence[Demand]) -> Grant:
+        self._release_slots(demands)
+        now, wall = self._now()
+        return Grant(self._meters.take(demands, now, wall, self.gateways), local=True)
 
     def settle(self, grant: Grant, demands: Sequence[Demand], returns: Sequence[Return]) -> None:
         """Queue the corrections of a grant."""

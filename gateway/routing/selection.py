@@ -273,6 +273,15 @@ def select(target: Target, traits: Mapping[str, BackendTraits], signals: Signals
     return with_fallbacks(_by_tiers(target, signals, late), target)
 
 
+def select_unscored(target: Target, traits: Mapping[str, BackendTraits], signals: Signals) -> Decision:
+    """Select by the traits of the backends alone, for a request that could not be scored: the best tier first."""
+    if signals.operation in (None, EMBEDDINGS):
+        return select(target, traits, signals, "soonest")
+    tiers = target.backends[:1] if signals.light_only else (*reversed(target.backends), *target.fallback)
+    tier = target.tier_with_backend(tiers[0])
+    return Decision(tuple(dict.fromkeys(tiers)), tier, Choice.STEP_FAILED)
+
+
 def _passing(target: Target, traits: Mapping[str, BackendTraits], *, anthropic: bool) -> str | None:
     http = [name for name in reversed(target.backends) if traits[name].http]
     own = [name for name in http if (traits[name].speaks == "anthropic") == anthropic]

@@ -63,7 +63,14 @@ class SharedSteps:
     def exact_fast_path(self, inner: Handler) -> Handler:
         parts = self.parts
         return ExactFastPath(
-            inner, parts.store, self.table, self.observer, parts.clock, self.key_cache.is_valid, self.inflight
+            inner,
+            parts.store,
+            self.table,
+            self.observer,
+            parts.clock,
+            self.key_cache.is_valid,
+            self.inflight,
+            parts.telemetry.failures,
         ).__call__
 
     def observe(self, inner: Handler) -> Handler:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
-from gateway.errors import BudgetExceeded, OnlyIfCached, ServeStale
+from gateway.errors import BudgetExceeded, GatewayError, OnlyIfCached, ServeStale
 from gateway.messages import Bypass, Choice, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.backend_choice import BackendChoice
@@ -16,6 +16,8 @@ from gateway.routing.selection import Decision
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.upstream.backend import UpstreamPool
+
+NAME = "Dispatch"  # in `nearhit_step_failures_total`
 
 Call = Callable[[RequestContext, Decision], Awaitable[BackendAnswer]]
 """Sends a request to the backends of a decision. Raises `GatewayError`."""
@@ -63,24 +65,56 @@ class Dispatch:
 
     async def _call_sole(self, request: RequestContext, sole: UpstreamPool) -> Response:
         response = await sole.call(request)
-        self._telemetry.routed.add_to(self._routed_to_sole)
         bypass = request.bypass
         provenance = self._from_sole.get(bypass)
         if provenance is None:
             provenance = Provenance(_verdict(request), bypass or Choice.ONLY, backend=sole.name)
             self._from_sole[bypass] = provenance
-        return self._finish(request, response, provenance)
+        try:
+            self._telemetry.routed.add_to(self._routed_to_sole)
+            return self._finish(request, response, provenance)
+        except Exception as error:  # the backend has answered, and nothing that follows may cost its answer
+            self._telemetry.failures.record(NAME, error)
+            return _with_provenance(response, provenance)
 
     async def _choose_and_call(self, request: RequestContext) -> Response:
-        decision = await self._backend_choice.choose(request)
+        decision = await self._choose(request)
         if decision.late:
             self._refuse_if_late(request)
-        if (
-            request.tier_decision is not None and decision.tier is not None
-        ):  # before the call: the next request's choice depends on it
-            self._escalations.record_dispatch(request, request.tier_decision, large=self._large(decision.tier))
-        slo = self._promises.promise_for(request, self._route, promised=decision.promised)
+        slo = self._begin(request, decision)
         answered = await self._call_backends(request, decision, slo)
+        try:
+            return self._record_answer(request, decision, answered, slo)
+        except Exception as error:
+            self._telemetry.failures.record(NAME, error)
+            provenance = Provenance(_verdict(request), backend=answered.backend, other_usage=answered.other_usage)
+            return _with_provenance(answered.response, provenance)
+
+    async def _choose(self, request: RequestContext) -> Decision:
+        """Choose the backends. A choice that fails unexpectedly leaves the order of the policy."""
+        try:
+            return await self._backend_choice.choose(request)
+        except GatewayError:
+            raise
+        except Exception as error:
+            self._telemetry.failures.record(NAME, error)
+            request.tier_decision = request.complexity = request.scored_prompt = None
+            return self._backend_choice.decide_unscored(request)
+
+    def _begin(self, request: RequestContext, decision: Decision) -> Promise | None:
+        """Record the decision before the call, because the next request's choice depends on it."""
+        try:
+            if request.tier_decision is not None and decision.tier is not None:
+                large = self._large(decision.tier)
+                self._escalations.record_dispatch(request, request.tier_decision, large=large)
+            return self._promises.promise_for(request, self._route, promised=decision.promised)
+        except Exception as error:
+            self._telemetry.failures.record(NAME, error)
+            return None
+
+    def _record_answer(
+        self, request: RequestContext, decision: Decision, answered: BackendAnswer, slo: Promise | None
+    ) -> Response:
         sessions = self._backend_choice.sessions
         response = answered.response if sessions is None else sessions.record_answer(request, decision, answered)
         if slo is not None:
@@ -100,7 +134,7 @@ class Dispatch:
             response = self._mirror(request, response)
         if request.call is None:
             self._base_url_hint.check(request, response)
-        return Response(response.status, response.headers, response.body, provenance)
+        return _with_provenance(response, provenance)
 
     def _provenance(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Provenance:
         reason: str = answered.instead or decision.reason
@@ -132,6 +166,10 @@ class Dispatch:
         if late == "stale" and request.stale_available:
             self._promises.not_asked(self._route, "stale")
             raise ServeStale(message)
+
+
+def _with_provenance(response: Response, provenance: Provenance) -> Response:
+    return Response(response.status, response.headers, response.body, provenance)
 
 
 def _verdict(request: RequestContext) -> Verdict:

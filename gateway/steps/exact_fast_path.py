@@ -21,6 +21,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import provenance_of
+from gateway.containment import StepFailures
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
 from gateway.messages import (
@@ -53,6 +54,7 @@ NO_BODY = FullBody(b"")
 _shown = attrgetter(
     "created", "upstream_s", "scope", "backend", "content_type", "input_tokens", "output_tokens", "cost_dollars"
 )
+NAME = "ExactFastPath"  # in `nearhit_step_failures_total`
 STEPS = ["exact"]  # timings of a hit that took no other step
 
 
@@ -102,7 +104,7 @@ class _CachedHit:
 class ExactFastPath:
     """The first step of all. `table` returns the policy in force, which is compared by identity. `is_valid`: whether a
     key is known to be as good as when it was looked up; if not, `Authenticate` looks it up. `inflight` None: the
-    caller bounds the requests that wait."""
+    caller bounds the requests that wait. It contains its own failures, since a guard would cost each hit a call."""
 
     def __init__(
         self,
@@ -113,8 +115,10 @@ class ExactFastPath:
         clock: Clock,
         is_valid: Callable[[Principal], bool],
         inflight: Inflight | None,
+        failures: StepFailures,
     ) -> None:
         self._inner = inner
+        self._failures = failures
         self._store = store
         self._table = table
         self._observer = observer
@@ -129,12 +133,15 @@ class ExactFastPath:
         body = request.body_source.buffered_body
         if not request.head_digest or body is None or len(body) > MAX_BODY:
             return self._inner(request)
-        key = self._key(request, body) if self._table().traced_matches else (request.head_digest, body)
-        cached_hit = self._hits.get(key)
-        if cached_hit is not None:
-            answer = self._replay(request, key, cached_hit)
-            if answer is not None:
-                return answer
+        try:
+            key = self._key(request, body) if self._table().traced_matches else (request.head_digest, body)
+            cached_hit = self._hits.get(key)
+            if cached_hit is not None:
+                answer = self._replay(request, key, cached_hit)
+                if answer is not None:
+                    return answer
+        except Exception as error:
+            self._failures.record(NAME, error)
         request.on_written = self._remember
         return self._inner(request)
 
@@ -165,6 +172,9 @@ class ExactFastPath:
             entry = await self._store.get(cached_hit.entry.fingerprint)
         except StoreUnavailable:  # the later steps meet the error and report it
             entry = None
+        except Exception as error:
+            self._failures.record(NAME, error)
+            entry = None
         except BaseException:
             if self._start_trace is not None:
                 self._start_trace(request)
@@ -174,7 +184,11 @@ class ExactFastPath:
         if entry is None or cached_hit.table is not self._table() or not cached_hit.matches(entry):
             self._hits.pop(key)
         else:
-            answer = self._answer_hit(request, cached_hit, entry.payload[0])
+            try:
+                answer = self._answer_hit(request, cached_hit, entry.payload[0])
+            except Exception as error:
+                self._failures.record(NAME, error)
+                answer = None
             if answer is not None:
                 return answer
         request.on_written = self._remember
@@ -208,6 +222,14 @@ class ExactFastPath:
     ) -> None:
         """Remember a request with its second answer, if both were exact hits and took no other step. `form`: a format
         for the values of the headers, the length of the body, the date and the body. `data`: the body."""
+        try:
+            self._remember_hit(request, response, headers, form, data)
+        except Exception as error:
+            self._failures.record(NAME, error)
+
+    def _remember_hit(
+        self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
+    ) -> None:
         provenance, body, served = response.provenance, request.body_source.buffered_body, request.served
         if provenance.verdict is not Verdict.EXACT or served is None or body is None:
             return

@@ -16,6 +16,7 @@ from gateway.config.schema import MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
+from gateway.errors import GatewayError
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
@@ -45,6 +46,9 @@ class RouteTable:
         names = {name for route in self.policy.routes for name, _ in route.match.headers}
         names.update(name for route in self.policy.routes for name in route.vary)
         return tuple(sorted(names & TRACING))
+
+
+NAME = "ParseAndRoute"  # in `nearhit_step_failures_total`
 
 
 class RecordingRule(Protocol):
@@ -103,7 +107,20 @@ class ParseAndRoute:
         if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
             request.permit.check_model(None if call is None else call.model, request.method, request.path)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
-        apply_route(request, call, route)
+        try:
+            apply_route(request, call, route)
+            self._record(request, call, route)
+        except GatewayError:
+            raise
+        except Exception as error:
+            # Without keys, subjects or a search for personal data, its answer can't be stored for anybody.
+            self._telemetry.failures.record(NAME, error)
+            request.call = call
+            request.leave_caches(Bypass.STEP_FAILED)
+        return table.pipelines[route.name](request)
+
+    def _record(self, request: RequestContext, call: Call | None, route: Route) -> None:
+        """Record what metrics, erasure and the traffic log need."""
         if request.personal_data and route.privacy is not None:
             for kind in request.personal_data:
                 self._telemetry.personal_data.add(route.name, kind, route.privacy.action)
@@ -112,7 +129,6 @@ class ParseAndRoute:
             request.subjects = self._subjects_of(call.user, "" if permit is None else permit.name)
         if route.record is not None:
             request.facts = self._recording.facts(request, route)
-        return table.pipelines[route.name](request)
 
 
 def takes_long(body: bytes) -> bool:

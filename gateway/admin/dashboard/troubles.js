@@ -12,6 +12,9 @@ export function troubles(stats) {
   if (faults.length) found.push({ id: "alert-policy", level: "bad", title: "The policy on disk was rejected", text: `${plural(faults.length, "fault", "faults")}. Policy ${stats.policy.hash}, the last good one, stays in force until the files are valid. Run nearhit check to see every fault.`, list: faults });
   if (stats.store_breaker === "half_open") found.push({ id: "alert-store-tried", level: "warn", title: "The store is being tried again", text: "It did not answer. Requests continued without it." });
   else if (stats.store_breaker !== "closed") found.push({ id: "alert-store", level: "bad", title: "The store does not answer", text: "Requests continue without it; only answers in the memory of the process are hits. The gateway tries again by itself. Check that store.url can be reached." });
+  const steps = Object.entries(stats.step_failures || {}).filter(([, n]) => n > 0);
+  if (steps.length) found.push({ id: "alert-steps", level: "warn", title: "Steps failed unexpectedly", text: "No request failed by it: each went on without the step. The log has the place in the code; please report it.",
+    list: steps.map(([step, n]) => `${step}: ${plural(n, "failure", "failures")} since the start`) });
   const failing = Object.entries(stats.backends).filter(([, b]) => b.breaker !== "closed");
   if (failing.length) found.push({ id: "alert-backends", level: "warn", title: "Backends keep failing", text: "If a route has another tier, that tier takes over.",
     list: failing.map(([name, b]) => `${name}: its circuit breaker is ${breaker(b.breaker)[0]}`) });
