@@ -1,7 +1,7 @@
 """Fit what a translation sends into the limits of the backend's protocol. Pure.
 
-The two protocols allow different lengths and characters. A value that the other side would refuse is replaced by one
-that follows from it, so that each turn of a conversation says the same. Values that fit stay as they are.
+The two protocols allow different lengths and characters. A value that the other side would refuse gets a replacement
+that follows from it alone: each turn of a conversation says the same. Values that fit stay as they are.
 
 Sources: the error messages of both APIs, https://platform.openai.com/docs/api-reference/chat/create and
 https://platform.claude.com/docs/en/api/messages.
