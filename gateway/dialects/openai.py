@@ -17,6 +17,7 @@ from gateway.dialects import openai_answers as answers
 from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, read_object
 from gateway.dialects.openai_answers import reading
+from gateway.dialects.vector_format import with_vector_format
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 
@@ -107,7 +108,8 @@ class OpenAI(Conversational):
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         value, written = read_object(body)
-        return _call(self, OPERATIONS[path], value, written)
+        operation = OPERATIONS[path]
+        return _call(EMBEDDINGS if operation == "embeddings" else self, operation, value, written)
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         completed = call.stream and kept and call.operation != "embeddings"
@@ -172,6 +174,18 @@ class OpenAI(Conversational):
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event without [DONE]: the SDKs raise APIError on it."""
         return (Event(self.error(kind, message)),)
+
+
+class Embeddings(OpenAI):
+    """`Embeddings` is `OpenAI` for calls whose answers are vectors, in the form that the client asks for."""
+
+    reforms = True
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return with_vector_format(data, call.body.get("encoding_format"))
+
+
+EMBEDDINGS = Embeddings()
 
 
 def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:

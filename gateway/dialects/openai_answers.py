@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from gateway.dialects.conversation import split_pieces
+from gateway.dialects.vector_format import encode_vector
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
@@ -232,12 +233,11 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
         if streamed and (not payload or payload[-1] != DONE):
             return Inspection(Admission.CUT, 0, 0)
         body = assemble_body(operation, payload) if streamed else orjson.loads(payload[0])
-        usage = body.get("usage") or {}
-        details = usage.get("prompt_tokens_details")
+        usage = usage_of(body)
         tokens = (
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
-            cached_tokens(details) if details else 0,
+            cached_tokens(usage),
         )
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
@@ -300,10 +300,31 @@ def text(operation: str, whole: bytes) -> str | None:
         return "\n\n".join(texts) if texts and all(isinstance(said, str) and said for said in texts) else None
 
 
-def cached_tokens(details: Any) -> int:
-    """Return the tokens from the prompt cache that the details of a usage report; 0 if they report none."""
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return cached if isinstance(cached, int) and cached > 0 else 0
+def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the usage that a body or a chunk reports; empty if it reports none.
+
+    Moonshot reports the usage of a stream in the last choice, and Groq in a field of its own.
+    """
+    if usage := body.get("usage"):
+        return usage if isinstance(usage, Mapping) else {}
+    choices = body.get("choices")
+    holders = [body.get("x_groq"), *(choices if isinstance(choices, list) else ())]
+    found = (holder.get("usage") for holder in holders if isinstance(holder, Mapping))
+    return next((usage for usage in found if usage and isinstance(usage, Mapping)), {})
+
+
+# The fields of a usage that have the details of its input: of chat completions, and of responses.
+INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+# The same count next to the other counts: of Moonshot, and of DeepSeek.
+CACHED = ("cached_tokens", "prompt_cache_hit_tokens")
+
+
+def cached_tokens(usage: Mapping[str, Any]) -> int:
+    """Return the input tokens of a usage that a prompt cache supplied; 0 if it reports none."""
+    details = (usage.get(key) for key in INPUT_DETAILS)
+    counts = [each.get("cached_tokens") for each in details if isinstance(each, Mapping)]
+    counts += [usage.get(key) for key in CACHED]
+    return next((count for count in counts if isinstance(count, int) and count > 0), 0)
 
 
 def is_usage_chunk(data: bytes) -> bool:
@@ -432,8 +453,7 @@ def embeddings(vectors: Sequence[Sequence[float]], model: str, *, base64: bool) 
     """Return an embeddings response. `base64`: vectors as little-endian float32, which the official client requests."""
 
     def packed(vector: Sequence[float]) -> str | list[float]:
-        array = np.asarray(vector, dtype="<f4")
-        return b64.b64encode(array.tobytes()).decode() if base64 else array.tolist()
+        return encode_vector(vector) if base64 else np.asarray(vector, dtype="<f4").tolist()
 
     return orjson.dumps(
         {

@@ -245,7 +245,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
         tokens = (
             int(usage.get("input_tokens") or 0),
             int(usage.get("output_tokens") or 0),
-            cached_tokens(usage.get("input_tokens_details")),
+            cached_tokens(usage),
         )
         return Inspection(_admission(body), *tokens)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # orjson's errors are ValueErrors

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.dialects.anthropic_answers import count_tokens
-from gateway.dialects.openai_answers import cached_tokens
+from gateway.dialects.openai_answers import cached_tokens, usage_of
 
 USAGE = b'"usage"'
 
@@ -38,12 +38,12 @@ def prompt_tokens(data: bytes) -> PromptTokens:
         return NO_TOKENS
     try:
         body = orjson.loads(data)
-        usage = next((usage for holder in _holders(body) if isinstance(usage := holder.get("usage"), Mapping)), {})
+        usage = next((usage for holder in _holders(body) if (usage := usage_of(holder))), {})
         if "prompt_tokens" in usage:
-            total, cached = int(usage["prompt_tokens"] or 0), cached_tokens(usage.get("prompt_tokens_details"))
+            total, cached = int(usage["prompt_tokens"] or 0), cached_tokens(usage)
         else:
             total, _ = count_tokens(usage)
-            cached = int(usage.get("cache_read_input_tokens") or cached_tokens(usage.get("input_tokens_details")))
+            cached = int(usage.get("cache_read_input_tokens") or cached_tokens(usage))
     except (ValueError, TypeError, AttributeError):
         return NO_TOKENS
     return PromptTokens(max(0, total), min(max(0, cached), max(0, total)))

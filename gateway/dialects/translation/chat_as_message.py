@@ -11,7 +11,7 @@ import orjson
 from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_for_status
 from gateway.dialects.openai import CHAT
-from gateway.dialects.openai_answers import DONE, reading
+from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of
 from gateway.dialects.sse import encode_event
 from gateway.dialects.translation.limits import OPENAI, fitting
 from gateway.dialects.translation.messages_to_chat import chat_request, own_stops
@@ -54,7 +54,7 @@ class ChatAnswer:
             has_tool_calls = any(block["type"] == "tool_use" for block in content)
             has_refusal = bool(choice["message"].get("refusal"))
             fields = {"content": content, **_ending(choice, has_tool_calls=has_tool_calls, has_refusal=has_refusal)}
-            usage = _usage(body.get("usage") or {})
+            usage = _usage(usage_of(body))
             message = message_of(_id(body.get("id")), body.get("model") or "", **fields, usage=usage)
             return orjson.dumps(message)
 
@@ -110,7 +110,7 @@ class MessageEvents:
             self._started = True
             start = message_of(_id(chunk.get("id")), chunk.get("model") or self._model, usage=_usage({}))
             yield encode_event({"type": "message_start", "message": start})
-        self._usage = chunk.get("usage") or self._usage
+        self._usage = usage_of(chunk) or self._usage
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue  # the request has one choice
@@ -206,7 +206,7 @@ def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: boo
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    read = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    read = cached_tokens(usage)
     said = {
         "input_tokens": max(0, int(usage.get("prompt_tokens") or 0) - read),
         "cache_read_input_tokens": read,

@@ -1,0 +1,54 @@
+"""Give the vectors of an embeddings response the `encoding_format` of their request. Pure.
+
+The official clients ask for `base64`: the numbers of a vector as little-endian float32. Many servers ignore the field
+and answer with numbers. Then some clients fail, and others take the numbers for bytes.
+"""
+
+from __future__ import annotations
+
+import base64 as b64
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+
+FIRST = re.compile(rb'"embedding"\s*:\s*(.)')  # the first vector tells the form of all, and stands near the beginning
+WIDTH = 4  # bytes of a float32
+
+
+def with_vector_format(data: bytes, encoding_format: Any) -> bytes:
+    """Return the body with all vectors in the format; unchanged if they have it, or if it cannot be parsed.
+
+    Formats other than `base64` and `float` are the backend's own.
+    """
+    first = FIRST.search(data)
+    if encoding_format == "base64" and first and first[1] == b"[":
+        return _convert(data, _to_text)
+    if encoding_format == "float" and first and first[1] == b'"':
+        return _convert(data, _to_numbers)
+    return data
+
+
+def encode_vector(vector: Any) -> str:
+    """Return the numbers as base64 of little-endian float32. Raise `ValueError` or `TypeError` for anything else."""
+    return b64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
+
+
+def _to_text(vector: Any) -> Any:
+    return encode_vector(vector) if isinstance(vector, list) else vector
+
+
+def _to_numbers(vector: Any) -> Any:
+    packed = b64.b64decode(vector, validate=True) if isinstance(vector, str) else b""
+    return np.frombuffer(packed, dtype="<f4").tolist() if packed and len(packed) % WIDTH == 0 else vector
+
+
+def _convert(data: bytes, convert: Callable[[Any], Any]) -> bytes:
+    try:
+        body = orjson.loads(data)
+        items = [{**item, "embedding": convert(item["embedding"])} for item in body["data"]]
+    except (ValueError, TypeError, KeyError):
+        return data
+    return orjson.dumps({**body, "data": items})
