@@ -125,6 +125,8 @@ def retry_target(outcome: Outcome, request: RequestContext, *, waits: bool) -> R
     """Return the upstreams that may be tried next. `waits`: the upstream said when it accepts calls again."""
     if isinstance(outcome, Response):
         target, sent = target_after_response(outcome.status, waits=waits), True
+        if target is not RetryTarget.NOBODY and forbids_retry(outcome):
+            return RetryTarget.NOBODY
     elif isinstance(outcome, BackendOverloaded):
         return RetryTarget.OTHERS
     elif isinstance(outcome, UnsupportedByBackend):
@@ -136,6 +138,12 @@ def retry_target(outcome: Outcome, request: RequestContext, *, waits: bool) -> R
         elif isinstance(outcome, ModelNotReady):
             target = RetryTarget.OTHERS
     return target if is_repeatable(request, sent=sent) else RetryTarget.NOBODY
+
+
+def forbids_retry(response: Response) -> bool:
+    """Return whether the upstream says that a retry is useless: a header of OpenAI and Anthropic, which their clients
+    obey."""
+    return any(name.lower() == "x-should-retry" and value.lower() == "false" for name, value in response.headers)
 
 
 def failed(outcome: Outcome) -> bool:
