@@ -12,6 +12,7 @@ import orjson
 
 from gateway.dialects.anthropic_errors import error_sentence
 from gateway.dialects.conversation import split_pieces
+from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
@@ -65,7 +66,7 @@ def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
     elif isinstance(kind, str) and kind.endswith("tool_use") and isinstance(block.get("input"), dict):
         start["input"] = {}
-        pieces = split_pieces(orjson.dumps(block["input"]).decode()) if block["input"] else [""]
+        pieces = split_pieces(dump_json(block["input"]).decode()) if block["input"] else [""]
         deltas += [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
     return start, deltas
 
@@ -91,7 +92,7 @@ def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
     message: dict[str, Any] = {}
     blocks: dict[int, _Block] = {}
     for data in payload:
-        event = {} if data == DONE else orjson.loads(data)
+        event = {} if data == DONE else load_json(data)
         kind = event.pop("type", None)
         if kind == "error":
             return {"type": "error", **event}
@@ -137,7 +138,7 @@ class _Block:
 
     def to_block(self) -> dict[str, Any]:
         text = "".join(self._input)
-        return {**self._fields, "input": orjson.loads(text)} if text else self._fields
+        return {**self._fields, "input": load_json(text)} if text else self._fields
 
 
 def _append(before: Any, value: Any) -> Any:
@@ -174,7 +175,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
     """Return whether the response is complete enough to be stored, and its token counts."""
     try:
-        body = assemble_message(payload) if streamed else orjson.loads(payload[0])
+        body = assemble_message(payload) if streamed else load_json(payload[0])
         usage = body.get("usage") or {}
         tokens = *count_tokens(usage), int(usage.get("cache_read_input_tokens") or 0)
         if body.get("type") == "error":
@@ -219,7 +220,7 @@ def text(whole: bytes) -> str | None:
     Citations split a text into blocks. Thinking is left out. Raise `MalformedResponse`.
     """
     with reading():
-        content = orjson.loads(whole)["content"]
+        content = load_json(whole)["content"]
         if any(block["type"] not in ("text", "thinking", "redacted_thinking") for block in content):
             return None
         return "".join(block["text"] for block in content if block["type"] == "text") or None
@@ -230,13 +231,13 @@ def assemble(payload: Iterable[bytes]) -> bytes:
     with reading():
         body = assemble_message(payload)
         _check_error(body)
-        return orjson.dumps(body)
+        return dump_json(body)
 
 
 def split(whole: bytes) -> tuple[Event, ...]:
     """Split a body into the stream that the same request with `stream` gets. Raise `MalformedResponse`."""
     with reading():
-        body = orjson.loads(whole)
+        body = load_json(whole)
         _check_error(body)
         return tuple(map(encode_event, events_of(body)))
 
@@ -249,14 +250,14 @@ def _check_error(body: Mapping[str, Any]) -> None:
 def renew(data: bytes, answer_id: str) -> bytes:
     """Return a body, or the event data that carries the message, with another id; anything else unchanged."""
     try:
-        body = orjson.loads(data)
+        body = load_json(data)
     except orjson.JSONDecodeError:
         return data
     if not isinstance(body, dict):
         return data
     if isinstance(message := body.get("message"), dict) and "id" in message:
-        return orjson.dumps({**body, "message": {**message, "id": answer_id}})
-    return orjson.dumps({**body, "id": answer_id}) if "id" in body else data
+        return dump_json({**body, "message": {**message, "id": answer_id}})
+    return dump_json({**body, "id": answer_id}) if "id" in body else data
 
 
 class AnthropicTextAnswer:

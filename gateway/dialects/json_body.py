@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -75,9 +76,37 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
         return value
 
 
+# What common servers write although JSON has it not: numbers that are not finite, and halves of surrogate pairs.
+_LENIENT = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
+
+
+def load_json(data: bytes | str) -> Any:
+    """Parse what a backend wrote, also with NaN, infinities and lone surrogates. Raise `orjson.JSONDecodeError`.
+
+    The slower way is taken only if the strict one fails.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        if is_lenient(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")):
+            with suppress(ValueError, RecursionError):
+                return json.loads(data)
+        raise
+
+
+def is_lenient(data: bytes) -> bool:
+    """Return whether `data` may need `load_json` and `dump_json` in place of orjson."""
+    return any(mark in data for mark in _LENIENT)
+
+
+def json_writer(payload: Iterable[bytes]) -> Callable[[Any], bytes]:
+    """Return the function that writes values which `load_json` has read from `payload`: orjson's unless it cannot."""
+    return dump_json if any(map(is_lenient, payload)) else orjson.dumps
+
+
 def is_json(data: bytes) -> bool:
     try:
-        orjson.loads(data)
+        load_json(data)
     except orjson.JSONDecodeError:
         return False
     return True
@@ -110,8 +139,16 @@ def check_temperature(body: Mapping[str, Any]) -> None:
 
 
 def dump_json(value: Any, *, canonical: bool = False) -> bytes:
-    """Return the value as JSON, with NaN and infinities if any. `canonical`: equal values give the same bytes."""
-    plain = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if canonical else None)
+    """Return the value as JSON, with NaN, infinities and lone surrogates if any. `canonical`: equal values give the
+    same bytes."""
+    try:
+        plain = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if canonical else None)
+    except orjson.JSONEncodeError as error:
+        try:
+            # Halves of a pair that two events had are a pair again: both are written as escapes, side by side.
+            return json.dumps(value, sort_keys=canonical, separators=(",", ":")).encode()
+        except RecursionError:
+            raise error from None
     # orjson writes null for numbers that JSON does not have, so look only if there is a null.
     if b"null" in plain and _has_non_finite(value):
         return json.dumps(value, sort_keys=canonical, separators=(",", ":"), ensure_ascii=False).encode()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from gateway.dialects.json_body import json_writer, load_json
 from gateway.dialects.openai_answers import CHAT, DONE, assemble_body, reading
 from gateway.errors import MalformedResponse
 from gateway.messages import Call
@@ -39,7 +40,7 @@ class OpenAILogprobs:
     def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
         try:
             with reading():
-                body = assemble_body(call.operation, payload) if streamed else orjson.loads(payload[0])
+                body = assemble_body(call.operation, payload) if streamed else load_json(payload[0])
                 told = body["choices"][0].get("logprobs") or {}
                 if call.operation != CHAT:
                     return [float(value) for value in told.get("token_logprobs") or () if value is not None]
@@ -51,14 +52,14 @@ class OpenAILogprobs:
         if data == DONE or b'"logprobs"' not in data:
             return data
         try:
-            body = orjson.loads(data)
+            body = load_json(data)
         except orjson.JSONDecodeError:
             return data
         choices = body.get("choices") if isinstance(body, dict) else None
         if not isinstance(choices, list):
             return data
         shown = [_clear_logprobs(choice) if isinstance(choice, dict) else choice for choice in choices]
-        return orjson.dumps({**body, "choices": shown})
+        return json_writer((data,))({**body, "choices": shown})
 
 
 def logprobs_reader(dialect: str) -> TokenLogprobs | None:

@@ -15,7 +15,15 @@ import orjson
 
 from gateway.dialects import openai_answers as answers
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, read_object
+from gateway.dialects.json_body import (
+    ABSENT,
+    check_count,
+    check_temperature,
+    invalid_field,
+    json_writer,
+    load_json,
+    read_object,
+)
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.vector_format import with_vector_format
 from gateway.errors import MalformedResponse
@@ -40,15 +48,16 @@ class EmbeddingInputs:
 
     def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
         with reading():
-            body = orjson.loads(whole)
+            body = load_json(whole)
             found = {item["index"]: item for item in body["data"]}
             if sorted(found) != list(range(len(calls))):
                 raise MalformedResponse(
                     f"the response has {len(body['data'])} embeddings: expected {len(calls)}, with indices from 0"
                 )
             tokens = _token_shares(calls, _tokens(body))
+            write = json_writer((whole,))
             return [
-                orjson.dumps({**body, "data": [{**found[i], "index": 0}], "usage": _usage(tokens[i])})
+                write({**body, "data": [{**found[i], "index": 0}], "usage": _usage(tokens[i])})
                 for i in range(len(calls))
             ]
 
@@ -56,9 +65,9 @@ class EmbeddingInputs:
         if len(wholes) == 1:
             return wholes[0]
         with reading():
-            bodies = [orjson.loads(whole) for whole in wholes]
+            bodies = [load_json(whole) for whole in wholes]
             data = [{**body["data"][0], "index": i} for i, body in enumerate(bodies)]
-            return orjson.dumps({**bodies[0], "data": data, "usage": _usage(sum(map(_tokens, bodies)))})
+            return json_writer(wholes)({**bodies[0], "data": data, "usage": _usage(sum(map(_tokens, bodies)))})
 
 
 def _tokens(body: Mapping[str, Any]) -> int:

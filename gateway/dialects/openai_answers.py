@@ -15,7 +15,8 @@ import numpy as np
 import orjson
 
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.vector_format import encode_vector
+from gateway.dialects.json_body import json_writer, load_json
+from gateway.dialects.vector_format import encode_vector, has_vectors
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
@@ -46,7 +47,7 @@ def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
     for data in payload:
         if data == DONE:
             continue
-        chunk = orjson.loads(data)
+        chunk = load_json(data)
         for choice in chunk.pop("choices", None) or ():
             _add(operation, choices.setdefault(choice.get("index") or 0, {}), choice)
         _merge_fields(body, chunk)
@@ -232,7 +233,7 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
     try:
         if streamed and (not payload or payload[-1] != DONE):
             return Inspection(Admission.CUT, 0, 0)
-        body = assemble_body(operation, payload) if streamed else orjson.loads(payload[0])
+        body = assemble_body(operation, payload) if streamed else load_json(payload[0])
         usage = usage_of(body)
         tokens = (
             int(usage.get("prompt_tokens") or 0),
@@ -242,7 +243,7 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if operation == "embeddings":
-            return Inspection(Admission.STORED if body["data"] else Admission.INCOMPLETE, *tokens)
+            return Inspection(Admission.STORED if has_vectors(body["data"]) else Admission.INCOMPLETE, *tokens)
         return Inspection(_admission(operation, body["choices"]), *tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, IndexError):
         return Inspection(Admission.MALFORMED, 0, 0)
@@ -254,7 +255,7 @@ def is_final(data: bytes) -> bool:
     if data == DONE:
         return True
     try:
-        body = orjson.loads(data)
+        body = load_json(data)
         return body.get("error") is not None or any(choice.get("finish_reason") for choice in body.get("choices") or ())
     except (ValueError, TypeError, AttributeError):
         return False
@@ -289,7 +290,7 @@ def text(operation: str, whole: bytes) -> str | None:
     Other content is a tool call, a refusal or audio. Raise `MalformedResponse`.
     """
     with reading():
-        choices = orjson.loads(whole)["choices"]
+        choices = load_json(whole)["choices"]
         if operation == "completions":
             texts = [choice["text"] for choice in choices]
         else:
@@ -328,22 +329,25 @@ def cached_tokens(usage: Mapping[str, Any]) -> int:
 
 
 def is_usage_chunk(data: bytes) -> bool:
-    """Return whether this is the extra chunk of `stream_options.include_usage`: usage and no choices."""
+    """Return whether this is the extra chunk of `stream_options.include_usage`: usage and no choices.
+
+    OpenAI writes an empty list there, others null or nothing.
+    """
     try:
-        chunk = orjson.loads(data)
+        chunk = load_json(data)
     except orjson.JSONDecodeError:
         return False
-    return isinstance(chunk, dict) and chunk.get("choices") == [] and chunk.get("usage") is not None
+    return isinstance(chunk, dict) and not chunk.get("choices") and chunk.get("usage") is not None
 
 
-def assemble(operation: str, payload: Iterable[bytes]) -> bytes:
+def assemble(operation: str, payload: Sequence[bytes]) -> bytes:
     """Join a stream into the body that the same request without `stream` gets. Raise `MalformedResponse`."""
     with reading():
         body = assemble_body(operation, payload)
         _check_error(body)
         if not body["choices"]:
             raise MalformedResponse("the response is empty")
-        return orjson.dumps(body)
+        return json_writer(payload)(body)
 
 
 @contextmanager
@@ -368,21 +372,22 @@ def split(operation: str, whole: bytes) -> tuple[Event, ...]:
     Raise `MalformedResponse`.
     """
     with reading():
-        body = orjson.loads(whole)
+        body = load_json(whole)
         _check_error(body)
-        return (*(Event(orjson.dumps(chunk)) for chunk in chunks_of(operation, body)), Event(DONE))
+        write = json_writer((whole,))
+        return (*(Event(write(chunk)) for chunk in chunks_of(operation, body)), Event(DONE))
 
 
 def renew(data: bytes, answer_id: str, created: int) -> bytes:
     """Return a body, or one event's data, with another id and time; unchanged if it has neither."""
     try:
-        body = orjson.loads(data)
+        body = load_json(data)
     except orjson.JSONDecodeError:
         return data
     if not isinstance(body, dict) or not body.keys() & {"id", "created"}:
         return data
     anew = {"id": answer_id, "created": created}
-    return orjson.dumps({key: anew.get(key, value) for key, value in body.items()})
+    return json_writer((data,))({key: anew.get(key, value) for key, value in body.items()})
 
 
 class OpenAITextAnswer:

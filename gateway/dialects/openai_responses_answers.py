@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import split_pieces
+from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading
 from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
@@ -53,7 +54,7 @@ PARTS = {
 def events_of(whole: bytes) -> tuple[Event, ...]:
     """Split a body into events; the last one carries all of it. Raise `MalformedResponse`."""
     with reading():
-        body = orjson.loads(whole)
+        body = load_json(whole)
         if isinstance(body.get("error"), dict) and "output" not in body:
             raise MalformedResponse(f"the response is an error: {str(body['error'].get('message'))[:300]}")
         said = enumerate(_events(body))
@@ -240,7 +241,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
             return Inspection(Admission.CUT, 0, 0)
         if streamed and end is not None and end["type"] == "error":
             return Inspection(Admission.ERROR_STATUS, 0, 0)
-        body = _response(payload) if streamed else orjson.loads(payload[0])
+        body = _response(payload) if streamed else load_json(payload[0])
         usage = body.get("usage") or {}
         tokens = (
             int(usage.get("input_tokens") or 0),
@@ -294,7 +295,7 @@ def _end(payload: Sequence[bytes]) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        event = orjson.loads(data)
+        event = load_json(data)
     except orjson.JSONDecodeError:
         return None
     if not isinstance(event, dict):
@@ -324,7 +325,7 @@ def _done_items(payload: Iterable[bytes]) -> list[Any]:
     done: dict[int, Any] = {}
     for data in payload:
         if b"response.output_item.done" in data:
-            event = orjson.loads(data)
+            event = load_json(data)
             if event.get("type") == "response.output_item.done":
                 done[event["output_index"]] = event["item"]
     return [done[index] for index in sorted(done)]
@@ -339,7 +340,7 @@ def _sentence(event: Mapping[str, Any]) -> str:
 def assemble(payload: Sequence[bytes]) -> bytes:
     """Join a stream into the body that the same request without `stream` gets. Raise `MalformedResponse`."""
     with reading():
-        return orjson.dumps(_response(payload))
+        return dump_json(_response(payload))
 
 
 def text(whole: bytes) -> str | None:
@@ -348,7 +349,7 @@ def text(whole: bytes) -> str | None:
     Other content is a tool call or a refusal. Reasoning is left out. Raise `MalformedResponse`.
     """
     with reading():
-        items = [item for item in orjson.loads(whole)["output"] if item["type"] != "reasoning"]
+        items = [item for item in load_json(whole)["output"] if item["type"] != "reasoning"]
         if any(item["type"] != "message" for item in items):
             return None
         parts = [part for item in items for part in item["content"]]
@@ -393,7 +394,7 @@ def _map_response(data: bytes, change: Any) -> bytes:
     if b'"output"' not in data:  # there is no response in it
         return data
     try:
-        value = orjson.loads(data)
+        value = load_json(data)
     except orjson.JSONDecodeError:
         return data
     if not isinstance(value, dict):
@@ -401,6 +402,6 @@ def _map_response(data: bytes, change: Any) -> bytes:
     inner = value.get("response")
     if isinstance(inner, dict):
         changed = change(inner)
-        return data if changed is inner else orjson.dumps({**value, "response": changed})
+        return data if changed is inner else dump_json({**value, "response": changed})
     changed = change(value) if value.get("object") == "response" or "output" in value else value
-    return data if changed is value else orjson.dumps(changed)
+    return data if changed is value else dump_json(changed)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
 from gateway.dialects.anthropic_answers import count_tokens
+from gateway.dialects.json_body import load_json
 from gateway.dialects.openai_answers import cached_tokens, usage_of
 
 USAGE = b'"usage"'
@@ -37,7 +36,7 @@ def prompt_tokens(data: bytes) -> PromptTokens:
     if USAGE not in data or len(data) > MAX_READ:
         return NO_TOKENS
     try:
-        body = orjson.loads(data)
+        body = load_json(data)
         usage = next((usage for holder in _holders(body) if (usage := usage_of(holder))), {})
         if "prompt_tokens" in usage:
             total, cached = int(usage["prompt_tokens"] or 0), cached_tokens(usage)

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
+from gateway.dialects.json_body import dump_json, load_json
 from gateway.errors import UpstreamStreamError
 from gateway.messages import LF, Event
 
@@ -27,6 +26,7 @@ class SSEParser:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._after_cr = False  # the last chunk ended in CR: LF at the start of the next one belongs to it
         self._recent: deque[Event] = deque(maxlen=RECENT)
 
     @property
@@ -42,11 +42,13 @@ class SSEParser:
             if len(chunk) > LONG_CHUNK:
                 self._drop_old()
             return events
+        if self._after_cr and chunk:
+            chunk, self._after_cr = chunk.removeprefix(b"\n"), False
+        if CR in chunk:
+            # A final CR ends its line at once. It may be all of a line end, and nothing may follow for long.
+            self._after_cr = chunk[-1] == CR
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         buffer = self._rest + chunk if self._rest else chunk
-        if CR in buffer:
-            # A final CR may be half of a CRLF, so it waits for the next chunk.
-            tail = b"\r" if buffer.endswith(b"\r") else b""
-            buffer = buffer[: len(buffer) - len(tail)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
         *blocks, self._rest = buffer.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise UpstreamStreamError(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
@@ -71,7 +73,7 @@ class SSEParser:
 
         The standard drops it, but many servers forget the blank line after `[DONE]`.
         """
-        rest, self._rest = self._rest.replace(b"\r", b"\n").strip(b"\n"), b""
+        rest, self._rest = self._rest.strip(b"\n"), b""
         event = _event(rest) if rest else None
         return [event] if event else []
 
@@ -107,7 +109,7 @@ def with_event_name(data: bytes) -> Event:
     if match := _FIRST.match(data):
         return Event(data, match[1].decode())
     try:
-        kind = orjson.loads(data)["type"]
+        kind = load_json(data)["type"]
     except (ValueError, TypeError, KeyError):
         return Event(data)
     return Event(data, kind if isinstance(kind, str) and _NAME.fullmatch(kind) else None)
@@ -115,4 +117,4 @@ def with_event_name(data: bytes) -> Event:
 
 def encode_event(value: Mapping[str, Any]) -> Event:
     """Return `value`, which has a `type`, as an event."""
-    return Event(orjson.dumps(value), value["type"])
+    return Event(dump_json(value), value["type"])

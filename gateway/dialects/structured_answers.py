@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.json_body import load_json
 from gateway.errors import MalformedResponse
 from gateway.messages import Call
 
@@ -84,7 +85,7 @@ def read_answer(call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerP
     if reader is None:
         return AnswerParts()
     try:
-        body = orjson.loads(call.dialect.whole(call, payload) if streamed else payload[0])
+        body = load_json(call.dialect.whole(call, payload) if streamed else payload[0])
         return reader(body)
     except (MalformedResponse, orjson.JSONDecodeError, KeyError, TypeError, AttributeError, IndexError):
         return None
@@ -143,7 +144,7 @@ def _parsed(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return orjson.loads(arguments or "{}")
+        return load_json(arguments or "{}")
     except orjson.JSONDecodeError:
         return arguments
 

@@ -7,12 +7,14 @@ and answer with numbers. Then some clients fail, and others take the numbers for
 from __future__ import annotations
 
 import base64 as b64
+import binascii
 import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import orjson
+
+from gateway.dialects.json_body import dump_json, load_json
 
 FIRST = re.compile(rb'"embedding"\s*:\s*(.)')  # the first vector tells the form of all, and stands near the beginning
 WIDTH = 4  # bytes of a float32
@@ -47,8 +49,36 @@ def _to_numbers(vector: Any) -> Any:
 
 def _convert(data: bytes, convert: Callable[[Any], Any]) -> bytes:
     try:
-        body = orjson.loads(data)
+        body = load_json(data)
         items = [{**item, "embedding": convert(item["embedding"])} for item in body["data"]]
     except (ValueError, TypeError, KeyError):
         return data
-    return orjson.dumps({**body, "data": items})
+    return dump_json({**body, "data": items})
+
+
+def has_vectors(items: Any) -> bool:
+    """Return whether each item has a vector of finite numbers.
+
+    Servers send nulls, NaN or nothing for an input that their model cannot embed.
+    """
+    return isinstance(items, list) and bool(items) and all(_is_vector(item["embedding"]) for item in items)
+
+
+def _is_vector(vector: Any) -> bool:
+    if isinstance(vector, str):
+        try:
+            raw = b64.b64decode(vector, validate=True)
+        except binascii.Error:
+            return False
+        # Bytes that are no float32, such as int8 vectors, are not judged.
+        return bool(raw) and (len(raw) % 4 != 0 or not np.isnan(np.frombuffer(raw, dtype="<f4")).all())
+    if isinstance(vector, list) and vector and isinstance(vector[0], list):  # a vector a token
+        return all(map(_is_vector, vector))
+    return isinstance(vector, list) and bool(vector) and _is_finite(vector)
+
+
+def _is_finite(vector: list[Any]) -> bool:
+    try:
+        return bool(np.isfinite(np.asarray(vector, dtype=np.float64)).all())
+    except (TypeError, ValueError, OverflowError):
+        return False

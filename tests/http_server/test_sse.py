@@ -89,8 +89,9 @@ def test_what_is_written_is_read_again(given_: list[tuple[list[str], str | None]
 def test_events_are_out_as_soon_as_their_blank_line_is_in() -> None:
     parser = SSEParser()
     assert parser.feed(b"data: a\n") == []
-    assert parser.feed(b"\ndata: b\r\n\r") == [Event(b"a")]
-    assert parser.feed(b"\n") == [Event(b"b")]
+    assert parser.feed(b"\ndata: b\r\n\r") == [Event(b"a"), Event(b"b")]
+    assert parser.feed(b"\n") == [], "it belongs to the CR"
+    assert parser.feed(b"data: c\r\r") == [Event(b"c")]
 
 
 def test_an_event_without_end_is_bounded() -> None:

@@ -10,6 +10,7 @@ import orjson
 
 from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_for_status
+from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of
 from gateway.dialects.sse import encode_event
@@ -46,7 +47,7 @@ class ChatAnswer:
 
     def whole(self, data: bytes) -> bytes:
         with reading():
-            body = orjson.loads(data)
+            body = load_json(data)
             if body.get("error") is not None:
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             choice = self._stops.whole(body["choices"][0])
@@ -56,13 +57,13 @@ class ChatAnswer:
             fields = {"content": content, **_ending(choice, has_tool_calls=has_tool_calls, has_refusal=has_refusal)}
             usage = _usage(usage_of(body))
             message = message_of(_id(body.get("id")), body.get("model") or "", **fields, usage=usage)
-            return orjson.dumps(message)
+            return dump_json(message)
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
             if event.data == DONE:
                 return [*self._held(), *self._events.end()]
-            return [*self._events.of(self._stops.chunk(orjson.loads(event.data)))]
+            return [*self._events.of(self._stops.chunk(load_json(event.data)))]
 
     def _held(self) -> Iterator[Event]:
         """Yield the events of a text that was held back because a stop sequence could begin in it."""
@@ -104,7 +105,7 @@ class MessageEvents:
 
     def of(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") is not None:
-            yield Event(error("api_error", error_message(200, orjson.dumps(chunk))), "error")
+            yield Event(error("api_error", error_message(200, dump_json(chunk))), "error")
             return
         if not self._started:
             self._started = True
@@ -188,7 +189,7 @@ def _content(message: Mapping[str, Any], original: Callable[[str], str]) -> Iter
         yield {"type": "text", "text": text}
     for i, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]
-        arguments = orjson.loads(function.get("arguments") or "{}")
+        arguments = load_json(function.get("arguments") or "{}")
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
         tool = {"id": call.get("id") or f"toolu_{i}", "name": original(function["name"])}

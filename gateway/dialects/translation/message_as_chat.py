@@ -9,6 +9,7 @@ import orjson
 
 from gateway.dialects.anthropic import MESSAGES
 from gateway.dialects.anthropic_answers import count_tokens
+from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai_answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request, own_stops
 from gateway.dialects.translation.limits import ANTHROPIC, fitting
@@ -46,7 +47,7 @@ class MessageAnswer:
 
     def whole(self, data: bytes) -> bytes:
         with reading():
-            body = orjson.loads(data)
+            body = load_json(data)
             if body.get("type") == "error":
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             body = self._stops.whole(body)
@@ -57,13 +58,13 @@ class MessageAnswer:
                 "logprobs": None,
                 "finish_reason": _finish(body.get("stop_reason")),
             }
-            return orjson.dumps({**head, "choices": [choice], "usage": _usage(body.get("usage") or {})})
+            return dump_json({**head, "choices": [choice], "usage": _usage(body.get("usage") or {})})
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
             if event.data == DONE:
                 return []
-            return [said for each in self._stops.events(orjson.loads(event.data)) for said in self._chunks.of(each)]
+            return [said for each in self._stops.events(load_json(event.data)) for said in self._chunks.of(each)]
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
@@ -101,17 +102,17 @@ class ChatChunks:
             yield Event(orjson.dumps({**self._head, "choices": [], "usage": _usage(self._usage)}))
             yield Event(DONE)
         elif kind == "error":
-            yield Event(_error(200, orjson.dumps(event)))
+            yield Event(_error(200, dump_json(event)))
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> Event:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return Event(orjson.dumps({**self._head, "choices": [choice]}))
+        return Event(dump_json({**self._head, "choices": [choice]}))
 
     def _block_start(self, index: int, block: Mapping[str, Any]) -> Iterator[Event]:
         kind = block["type"]
         if kind == "tool_use":
             self._calls[index] = len(self._calls)
-            self._start_arguments[index] = orjson.dumps(block.get("input") or {}).decode()
+            self._start_arguments[index] = dump_json(block.get("input") or {}).decode()
             function = {"name": self._original(block["name"]), "arguments": ""}
             call = {"index": self._calls[index], "id": block["id"], "type": "function", "function": function}
             yield self._chunk({"tool_calls": [call]})
@@ -153,7 +154,7 @@ def _message(content: Sequence[Mapping[str, Any]], original: Callable[[str], str
         elif kind == "thinking":
             thoughts.append(block["thinking"])
         elif kind == "tool_use":
-            function = {"name": original(block["name"]), "arguments": orjson.dumps(block.get("input") or {}).decode()}
+            function = {"name": original(block["name"]), "arguments": dump_json(block.get("input") or {}).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind not in DROPPED_BLOCKS:
             raise MalformedResponse(
@@ -183,8 +184,8 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 def _error(status: int, data: bytes) -> bytes:
     """Return an error body. Anthropic's error types equal OpenAI's if both have one."""
     try:
-        kind = orjson.loads(data)["error"]["type"]
+        kind = load_json(data)["error"]["type"]
     except (ValueError, TypeError, KeyError):
         kind = "upstream_error"
     error = {"message": error_message(status, data), "type": str(kind)[:80], "param": None, "code": None}
-    return orjson.dumps({"error": error})
+    return dump_json({"error": error})

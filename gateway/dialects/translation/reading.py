@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_errors import error_sentence
+from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest
 
 
@@ -48,7 +49,7 @@ def bad_request_if_unreadable() -> Iterator[None]:
 def error_message(status: int, data: bytes) -> str:
     """Return the message of an error body in either shape. Bodies in other shapes are not passed on."""
     try:
-        body = orjson.loads(data)
+        body = load_json(data)
     except orjson.JSONDecodeError:
         body = None
     if isinstance(body, dict) and body.get("error"):
