@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64 as b64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.dialects.chat_deltas import REPLACED_FIELDS, ChatMessage
 from gateway.dialects.conversation import split_pieces
 from gateway.dialects.json_body import json_writer, load_json
 from gateway.dialects.vector_format import encode_vector, has_vectors
@@ -33,9 +33,6 @@ CHAT = "chat.completions"
 
 WHOLE = {CHAT: "chat.completion", "completions": "text_completion"}
 
-# Texts of a delta that a later delta repeats rather than continues.
-REPLACED_FIELDS = frozenset({"role", "id", "type", "format"})
-
 
 def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
     """Join the data of all events. Required fields that no chunk has become null or empty.
@@ -44,28 +41,31 @@ def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
     """
     body: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
+    messages: dict[int, ChatMessage] = {}
     for data in payload:
         if data == DONE:
             continue
         chunk = load_json(data)
         for choice in chunk.pop("choices", None) or ():
-            _add(operation, choices.setdefault(choice.get("index") or 0, {}), choice)
+            index = choice.get("index") or 0
+            if operation == CHAT and (delta := choice.pop("delta", None)):
+                messages.setdefault(index, ChatMessage()).add(delta)
+            _add(operation, choices.setdefault(index, {}), choice)
         _merge_fields(body, chunk)
     body["object"] = WHOLE[operation]
-    body["choices"] = [_finish_choice(operation, index, choices[index]) for index in sorted(choices)]
+    body["choices"] = [
+        _finish_choice(operation, index, choices[index], messages.get(index)) for index in sorted(choices)
+    ]
     return body
 
 
 def _add(operation: str, merged: dict[str, Any], choice: dict[str, Any]) -> None:
-    if operation == CHAT:
-        if delta := choice.pop("delta", None):
-            merge_delta(merged.setdefault("delta", {}), delta)
-    elif "text" in choice:
+    if operation != CHAT and "text" in choice:
         merged["text"] = merged.get("text", "") + (choice.pop("text") or "")
     _merge_fields(merged, choice, grow=True)
 
 
-def _finish_choice(operation: str, index: int, choice: dict[str, Any]) -> dict[str, Any]:
+def _finish_choice(operation: str, index: int, choice: dict[str, Any], message: ChatMessage | None) -> dict[str, Any]:
     choice = {"index": index, "logprobs": None, "finish_reason": None, **choice}
     if operation != CHAT:
         if "text" not in choice:
@@ -73,12 +73,7 @@ def _finish_choice(operation: str, index: int, choice: dict[str, Any]) -> dict[s
         return choice
     if "message" in choice:
         raise ValueError("a chunk with a whole message")
-    delta = choice.pop("delta", {})
-    calls = delta.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        if isinstance(call, dict):
-            call.pop("index", None)  # the position in the list replaces it
-    choice["message"] = {"role": "assistant", "content": None, **delta}
+    choice["message"] = {"role": "assistant", "content": None, **({} if message is None else message.to_message())}
     return choice
 
 
@@ -94,47 +89,6 @@ def _merge_fields(merged: dict[str, Any], given: Mapping[str, Any], *, grow: boo
             before.extend(value)
         elif not (value is None or value in ("", [], {}) or (key == "created" and value == 0)):
             merged[key] = value
-
-
-def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Merge one delta: texts are appended, objects are merged, everything else is replaced.
-
-    Lists are joined, by `index` if their elements have one. Unknown fields follow the same rules.
-    """
-    for key, value in delta.items():
-        before = merged.get(key)
-        if before is None or value is None:
-            merged[key] = before if value is None else value
-        elif isinstance(before, str) and isinstance(value, str):
-            merged[key] = (value or before) if key in REPLACED_FIELDS else before + value
-        elif isinstance(before, dict) and isinstance(value, dict):
-            sound = before.get("data") if key == "audio" else None
-            merge_delta(before, value)
-            if isinstance(sound, str) and sound.endswith("=") and isinstance(more := value.get("data"), str):
-                before["data"] = _join_base64(sound, more)
-        elif isinstance(before, list) and isinstance(value, list):
-            _merge_list(before, value)
-        else:
-            merged[key] = value
-
-
-def _join_base64(before: str, more: str) -> str:
-    """Join audio pieces. Each is encoded separately, and padding may only occur at the end."""
-    return b64.b64encode(b64.b64decode(before) + b64.b64decode(more)).decode()
-
-
-def _merge_list(before: list[Any], value: list[Any]) -> None:
-    for element in value:
-        index = element.get("index") if isinstance(element, dict) else None
-        same = None if index is None else next((e for e in before if _index(e) == index), None)
-        if same is None:
-            before.append(element)
-        else:
-            merge_delta(same, element)
-
-
-def _index(element: Any) -> Any:
-    return element.get("index") if isinstance(element, dict) else None
 
 
 # Split a complete response into the chunks of a stream. Pure.

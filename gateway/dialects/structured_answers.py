@@ -31,6 +31,11 @@ class ToolCall:
     arguments: Any
     by_server: bool = False  # the backend has run the tool, so the request has no schema for it
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether the backend sent a name and arguments of the types that its protocol demands."""
+        return isinstance(self.name, str) and self.name != "" and (self.by_server or self.arguments is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
@@ -85,10 +90,10 @@ def read_answer(call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerP
     if reader is None:
         return AnswerParts()
     try:
-        body = load_json(call.dialect.whole(call, payload) if streamed else payload[0])
-        return reader(body)
+        answer = reader(load_json(call.dialect.whole(call, payload) if streamed else payload[0]))
     except (MalformedResponse, orjson.JSONDecodeError, KeyError, TypeError, AttributeError, IndexError):
         return None
+    return answer if all(made.is_readable for made in answer.tool_calls) else None
 
 
 def _read_chat(body: Mapping[str, Any]) -> AnswerParts:
@@ -98,17 +103,17 @@ def _read_chat(body: Mapping[str, Any]) -> AnswerParts:
         message = choice["message"]
         made = [_chat_tool_call(tool) for tool in message.get("tool_calls") or ()]
         if legacy := message.get("function_call"):
-            made.append(ToolCall(legacy["name"], _parsed(legacy.get("arguments"))))
+            made.append(ToolCall(legacy["name"], _parsed(legacy["arguments"])))
         calls += made
         if not made:
-            texts.append(message.get("content") or "")
+            texts.append(_text_of(message.get("content")))
     return AnswerParts(tuple(texts), tuple(calls))
 
 
 def _chat_tool_call(tool: Mapping[str, Any]) -> ToolCall:
     if custom := tool.get("custom"):
-        return ToolCall(custom["name"], custom.get("input"))
-    return ToolCall(tool["function"]["name"], _parsed(tool["function"].get("arguments")))
+        return ToolCall(custom["name"], _parsed(custom["input"]))
+    return ToolCall(tool["function"]["name"], _parsed(tool["function"]["arguments"]))
 
 
 def _read_response(body: Mapping[str, Any]) -> AnswerParts:
@@ -122,7 +127,7 @@ def _response_tool_calls(items: Sequence[Mapping[str, Any]]) -> Iterator[ToolCal
     for item in items:
         kind = item["type"]
         if kind in ("function_call", "custom_tool_call"):
-            yield ToolCall(item["name"], _parsed(item.get("arguments", item.get("input"))))
+            yield ToolCall(item["name"], _parsed(item["arguments" if kind == "function_call" else "input"]))
         elif kind.endswith("_call"):  # such as web_search_call
             yield ToolCall(item.get("name") or kind.removesuffix("_call"), item.get("arguments"), by_server=True)
 
@@ -130,7 +135,7 @@ def _response_tool_calls(items: Sequence[Mapping[str, Any]]) -> Iterator[ToolCal
 def _read_message(body: Mapping[str, Any]) -> AnswerParts:
     blocks = body["content"]
     used = [block for block in blocks if block["type"].endswith("tool_use")]
-    calls = tuple(ToolCall(block["name"], block.get("input"), block["type"] != "tool_use") for block in used)
+    calls = tuple(ToolCall(block["name"], _object(block.get("input")), block["type"] != "tool_use") for block in used)
     text = "".join(block["text"] for block in blocks if block["type"] == "text")
     stopped_to_call = any(not made.by_server for made in calls)
     return AnswerParts(() if stopped_to_call else (text,), calls)
@@ -140,13 +145,24 @@ _READERS = {"chat.completions": _read_chat, "responses": _read_response, "messag
 
 
 def _parsed(arguments: Any) -> Any:
-    """Return the arguments as a value. A text that is not JSON stays a text."""
+    """Return a text of arguments as a value; None: it is no text, or null. A text that is not JSON stays a text."""
     if not isinstance(arguments, str):
-        return arguments
+        return None
     try:
         return load_json(arguments or "{}")
     except orjson.JSONDecodeError:
         return arguments
+
+
+def _object(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _text_of(content: Any) -> str:
+    """Return a text, or the joined texts of a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in _list(content) if _dict(part).get("type") == "text")
 
 
 def _dict(value: Any) -> dict[str, Any]:

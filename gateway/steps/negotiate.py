@@ -7,13 +7,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gateway.cache.hits import Sleep, SplitCache, paced, replay_duration_s
 from gateway.config.policy.model import ReplaySettings
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse, UpstreamStreamError
-from gateway.messages import Admission, Body, Call, Event, EventStream, FullBody, Response, Verdict
+from gateway.messages import Admission, Body, Bypass, Call, Event, EventStream, FullBody, Response, Verdict
 from gateway.observability.response_headers import HITS
 from gateway.ports import Clock
 from gateway.steps.list_models import ModelList
@@ -88,9 +89,29 @@ class Negotiate:
             return self._collect(request, call, response, hit=hit)
         if call.own is not None and (hit or verdict is Verdict.COALESCED):
             response = _personalize(call.own, response)
-        return self._convert(request, call, response, hit=hit)
+        return self._form(request, call, response, hit=hit)
+
+    def _form(
+        self, request: RequestContext, call: Call, response: Response, *, hit: bool
+    ) -> Response | Awaitable[Response]:
+        """Convert an answer to the client's form. A shared one without that form is not served: the client gets its
+        own."""
+        try:
+            return self._convert(request, call, response, hit=hit)
+        except MalformedResponse as error:
+            if hit or response.provenance.verdict is Verdict.COALESCED:
+                return self._call_alone(request, call, hit=hit)
+            raise BackendError(str(error), retryable=False) from None
+
+    async def _call_alone(self, request: RequestContext, call: Call, *, hit: bool) -> Response:
+        """Answer a request without a shared call, and without a stored answer if one was a `hit`."""
+        request.served, request.directives = None, replace(request.directives, no_cache=True)
+        if hit:
+            request.bypass = Bypass.NO_CACHE
+        return await resolve_response(self._negotiate(request, call, await resolve_response(self._inner(request))))
 
     def _convert(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
+        """Raise `MalformedResponse` if the client's form cannot express the answer."""
         body = response.body
         if isinstance(body, FullBody):
             response = self._to_client_form(call, response, body, hit=hit)
@@ -116,18 +137,15 @@ class Negotiate:
         response = _with_body(response, EventStream(BufferedStream(events)))
         if call.own is not None and (hit or response.provenance.verdict is Verdict.COALESCED):
             response = _personalize(call.own, response)
-        return self._convert(request, call, response, hit=hit)
+        return await resolve_response(self._form(request, call, response, hit=hit))
 
     def _to_client_form(self, call: Call, response: Response, body: FullBody, *, hit: bool) -> Response:
-        try:
-            if call.stream and call.operation != "embeddings":
-                events = (self._split_cache if hit else call.dialect).events(call, body.data)
-                return _with_form(
-                    response, SSE, EventStream(BufferedStream(tuple(call.dialect.visible_events(call, events))))
-                )
-            formed = call.dialect.client_form(call, body.data)
-        except MalformedResponse as error:
-            raise BackendError(str(error), retryable=False) from None
+        if call.stream and call.operation != "embeddings":
+            events = (self._split_cache if hit else call.dialect).events(call, body.data)
+            return _with_form(
+                response, SSE, EventStream(BufferedStream(tuple(call.dialect.visible_events(call, events))))
+            )
+        formed = call.dialect.client_form(call, body.data)
         return response if formed is None else _with_form(response, formed.headers, FullBody(formed.data))
 
     def _replay(self, request: RequestContext, call: Call, response: Response) -> Response:
@@ -154,15 +172,12 @@ def _shown(call: Call, response: Response, body: EventStream) -> Response:
 
 
 def _assemble(call: Call, response: Response, events: Sequence[Event]) -> Response:
-    """Assemble a whole answer. Raise `BackendError` if the events are not a complete one."""
+    """Assemble a whole answer. Raise `BackendError` if the events are cut, and `MalformedResponse` if they have no
+    whole form."""
     payload = [event.data for event in events]
-    try:
-        if call.dialect.inspect(call, payload, True).admission is Admission.CUT:
-            raise UpstreamStreamError("the answer ended before its end marker")
-        whole = call.dialect.whole(call, payload)
-    except (UpstreamStreamError, MalformedResponse) as error:
-        raise BackendError(str(error), retryable=False) from None
-    return _with_form(response, JSON, FullBody(whole))
+    if call.dialect.inspect(call, payload, True).admission is Admission.CUT:
+        raise BackendError("the answer ended before its end marker", retryable=False)
+    return _with_form(response, JSON, FullBody(call.dialect.whole(call, payload)))
 
 
 def _personalize(own: Callable[[bytes], bytes], response: Response) -> Response:

@@ -52,6 +52,13 @@ def test_the_policy_names_the_tools(path: str, tools: tuple[str, ...], name: str
     assert refuse_tool_calls(AdmissionRules(tools=tools), call, (answer,), False) is expected
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("name", [None, "", ["weather"], {"weather": 1}, 7])
+def test_a_call_without_a_name_is_malformed(path: str, name: Any) -> None:
+    call, answer = call_of(path, **TOOLS[path]), tool_call_of(path, {"city": "Rome"}, name)
+    assert refuse_tool_calls(AdmissionRules(tools=("*",)), call, (answer,), False) is Admission.MALFORMED
+
+
 @pytest.mark.parametrize(
     ("question", "refused"),
     [

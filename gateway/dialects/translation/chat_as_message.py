@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
 from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_for_status
+from gateway.dialects.chat_deltas import texts_of
 from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of
 from gateway.dialects.sse import encode_event
+from gateway.dialects.tool_call_deltas import ToolCallDeltas, arguments_text
 from gateway.dialects.translation.limits import OPENAI, fitting
 from gateway.dialects.translation.messages_to_chat import chat_request, own_stops
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
@@ -31,6 +35,7 @@ STOPS = {
 }
 # names of the reasoning field: DeepSeek and older vLLM, OpenRouter and newer vLLM
 THOUGHTS = ("reasoning_content", "reasoning")
+UNSIGNED = {"thinking": {"signature": ""}}  # kind of block -> the fields that it needs and OpenAI's protocol lacks
 
 
 class ChatAnswer:
@@ -79,16 +84,16 @@ class ChatAnswer:
 class _Tool:
     """A tool call under construction."""
 
-    id: str = ""
-    name: str = ""
+    id: Any = ""
+    name: Any = ""
     arguments: list[str] = field(default_factory=list)
 
 
 class MessageEvents:
     """`MessageEvents` builds the events of one stream, with one open block at a time.
 
-    A block of text ends when another kind begins. The first tool call is streamed as it arrives. Later ones may be
-    interleaved, so they wait for the end.
+    A block of text ends when another kind begins. The first tool call is streamed as it arrives, once it has its id
+    and name. Others may be interleaved, so they wait for the end.
     """
 
     def __init__(self, model: str, original: Callable[[str], str] = str) -> None:
@@ -97,8 +102,9 @@ class MessageEvents:
         self._started = False
         self._index = -1  # index of the last opened block
         self._open = ""  # kind of the open block
-        self._tools: dict[int, _Tool] = {}
-        self._first: int | None = None  # index of the streamed tool call
+        self._deltas = ToolCallDeltas()
+        self._tools: list[_Tool] = []
+        self._first: _Tool | None = None  # the streamed tool call
         self._refused = False
         self._ending: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         self._usage: Mapping[str, Any] = {}
@@ -124,48 +130,46 @@ class MessageEvents:
         if not self._started:
             raise MalformedResponse("the response is empty")
         yield from self._close()
-        for index, tool in self._tools.items():
-            if index != self._first:
+        for tool in self._tools:
+            if tool is not self._first:
                 yield from self._start_tool(tool)
                 yield from self._close()
         yield encode_event({"type": "message_delta", "delta": self._ending, "usage": _usage(self._usage)})
         yield encode_event({"type": "message_stop"})
 
     def _text_events(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        if thought := next((delta[key] for key in THOUGHTS if delta.get(key)), None):
-            if self._open != "thinking":
-                yield from self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": thought})
         self._refused = self._refused or bool(delta.get("refusal"))
-        if text := delta.get("content") or delta.get("refusal"):
-            if self._open != "text":
-                yield from self._start("text", {"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": text})
-        for call in delta.get("tool_calls") or ():
+        for kind, text in _texts(delta):
+            if self._open != kind:
+                yield from self._start(kind, {"type": kind, kind: "", **UNSIGNED.get(kind, {})})
+            yield self._delta({"type": f"{kind}_delta", kind: text})
+        for call in _calls(delta):
             yield from self._tool_call_events(call)
 
     def _tool_call_events(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        index, function = call.get("index") or 0, call.get("function") or {}
-        tool = self._tools.setdefault(index, _Tool())
-        tool.id, tool.name = call.get("id") or tool.id, function.get("name") or tool.name
-        arguments = function.get("arguments") or ""
-        if self._first is None and tool.name:
-            self._first = index
+        place, function = self._deltas.place(call), call.get("function") or {}
+        if self._deltas.is_renamed:
+            raise MalformedResponse("the response gives one tool call two names")
+        if place == len(self._tools):
+            self._tools.append(_Tool())
+        tool = self._tools[place]
+        tool.id, tool.name = tool.id or call.get("id") or "", function.get("name") or tool.name
+        arguments = arguments_text(function.get("arguments"))
+        if self._first is None and tool.name and tool.id:
+            self._first = tool
             tool.arguments.append(arguments)
             yield from self._start_tool(tool)
-        elif index == self._first and self._open == "tool_use":
-            if arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": arguments})
-        elif index == self._first:
-            raise MalformedResponse("the response continues a tool call after another block has begun")
-        else:
+        elif tool is not self._first:
             tool.arguments.append(arguments)
+        elif self._open != "tool_use":
+            raise MalformedResponse("the response continues a tool call after another block has begun")
+        elif arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _start_tool(self, tool: _Tool) -> Iterator[Event]:
         tool_id = tool.id or f"toolu_{self._index + 1}"
-        yield from self._start(
-            "tool_use", {"type": "tool_use", "id": tool_id, "name": self._original(tool.name), "input": {}}
-        )
+        name = _client_name(tool.name, self._original)
+        yield from self._start("tool_use", {"type": "tool_use", "id": tool_id, "name": name, "input": {}})
         yield self._delta({"type": "input_json_delta", "partial_json": "".join(tool.arguments)})
 
     def _start(self, kind: str, block: Mapping[str, Any]) -> Iterator[Event]:
@@ -183,17 +187,35 @@ class MessageEvents:
 
 
 def _content(message: Mapping[str, Any], original: Callable[[str], str]) -> Iterator[dict[str, Any]]:
-    if thought := next((message[key] for key in THOUGHTS if message.get(key)), None):
-        yield {"type": "thinking", "thinking": thought, "signature": ""}
-    if text := message.get("content") or message.get("refusal"):
-        yield {"type": "text", "text": text}
-    for i, call in enumerate(message.get("tool_calls") or ()):
-        function = call["function"]
-        arguments = load_json(function.get("arguments") or "{}")
+    for kind, text in _texts(message):
+        yield {"type": kind, kind: text, **UNSIGNED.get(kind, {})}
+    for i, call in enumerate(_calls(message)):
+        function = call.get("function") or {}
+        arguments = load_json(arguments_text(function.get("arguments")) or "{}")
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
-        tool = {"id": call.get("id") or f"toolu_{i}", "name": original(function["name"])}
+        tool = {"id": call.get("id") or f"toolu_{i}", "name": _client_name(function.get("name") or "", original)}
         yield {"type": "tool_use", **tool, "input": arguments}
+
+
+def _client_name(name: Any, original: Callable[[str], str]) -> Any:
+    """Return the client's name for a tool. A name that is no text is passed on."""
+    return original(name) if isinstance(name, str) else name
+
+
+def _texts(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a message or delta, each with the kind of its block. Those of one kind in a row are one."""
+    thought = next((said[key] for key in THOUGHTS if said.get(key)), "")
+    texts = [("thinking", thought), *texts_of(said.get("content") or said.get("refusal"))]
+    for kind, group in groupby([each for each in texts if each[1]], key=itemgetter(0)):
+        yield kind, "".join(text for _, text in group)
+
+
+def _calls(said: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tool calls of a message or delta. `function_call` is the older field for one call."""
+    if legacy := said.get("function_call"):
+        return [*(said.get("tool_calls") or ()), {"function": legacy}]
+    return said.get("tool_calls") or ()
 
 
 def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:

@@ -83,11 +83,13 @@ class ChatStops(StopText):
         delta, ended = {**(choice.get("delta") or {})}, choice.get("finish_reason") is not None
         if isinstance(delta.get("content"), str):
             delta["content"] = self.feed(delta["content"])
+        elif delta.get("content") and (rest := self.rest()):  # parts, such as thinking: no sequence reaches into them
+            delta["content"] = [{"type": "text", "text": rest}, *delta["content"]]
         if self.found is not None:
             ended_delta = {"content": delta.get("content") or ""}
             return {**choice, "delta": ended_delta, "finish_reason": "stop", "stop_reason": self.found}
-        if ended or delta.get("tool_calls"):
-            delta["content"] = (delta.get("content") or "") + self.rest()
+        if (ended or delta.get("tool_calls")) and (rest := self.rest()):
+            delta["content"] = (delta.get("content") or "") + rest
         return {**choice, "delta": delta}
 
 
