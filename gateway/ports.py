@@ -44,9 +44,9 @@ class BodySource(Protocol):
     def read_nowait(self) -> bytes | None:
         """Return the result of `read` if the body has arrived, else None. Raise as `read`."""
 
-    async def buffer(self) -> None:
+    async def buffer(self, *, whole: bool = False) -> None:
         """Wait until the whole body, or more of it than the buffer holds, has arrived. Raise `RequestTimeout` or
-        `BadRequest`."""
+        `BadRequest`. `whole`: the buffer holds as much as `read` would return."""
 
     def stream(self) -> AsyncIterator[bytes] | None:
         """Return the body undecoded, as it arrives; None if there is none."""

@@ -166,7 +166,7 @@ class BufferedBody:
     def read_nowait(self) -> bytes:
         return self.buffered_body
 
-    async def buffer(self) -> None:
+    async def buffer(self, *, whole: bool = False) -> None:
         """Return at once: everything has arrived."""
 
     def stream(self) -> AsyncIterator[bytes] | None:

@@ -54,12 +54,12 @@ class HttpBody:
             raise self._too_large()
         return None if self._body is None else self._decoded(self._body)
 
-    async def buffer(self) -> None:
+    async def buffer(self, *, whole: bool = False) -> None:
         if self._body is not None or self._buffered:
             return
         await self._send_continue()
-        size = 0
-        while size <= BUFFER_BYTES:
+        size, limit = 0, self._config.max_body if whole else BUFFER_BYTES
+        while size <= limit:
             chunk = await self._next_chunk()
             if not chunk:
                 self._body, self._buffered = b"".join(self._buffered), []

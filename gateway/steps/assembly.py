@@ -44,6 +44,7 @@ from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
 from gateway.steps.split_inputs import SplitInputs
 from gateway.steps.store_response import CacheWriter, StoreResponse
+from gateway.steps.token_counts import TokenCounts
 from gateway.upstream.backend import UpstreamPool
 
 
@@ -233,6 +234,7 @@ class RouteSteps:
             parts.escalations,
             parts.telemetry,
             BaseUrlHint(),
+            TokenCounts({name: pool.speaks for name, pool in parts.pools.items()}),
             self._mirror(),
             self._sole(backend_choice),
         ).__call__

@@ -15,6 +15,7 @@ from gateway.routing.latency_promises import Promise, Promises
 from gateway.routing.selection import Decision
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.base_url_hint import BaseUrlHint
+from gateway.steps.token_counts import TokenCounts, counts_tokens
 from gateway.upstream.backend import UpstreamPool
 
 NAME = "Dispatch"  # in `nearhit_step_failures_total`
@@ -38,6 +39,7 @@ class Dispatch:
         escalations: TierLearning,
         telemetry: Telemetry,
         base_url_hint: BaseUrlHint,
+        token_counts: TokenCounts,
         mirror: Mirror | None = None,
         sole: UpstreamPool | None = None,
     ) -> None:
@@ -48,6 +50,7 @@ class Dispatch:
         self._escalations = escalations
         self._telemetry = telemetry
         self._base_url_hint = base_url_hint
+        self._token_counts = token_counts
         self._mirror = mirror
         self._sole = sole
         # Answers with the same bypass reason share one object.
@@ -59,9 +62,18 @@ class Dispatch:
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
         request.require_capacity()
+        if request.call is None and counts_tokens(request):
+            return self._count_tokens(request)
+        return self._answer(request)
+
+    def _answer(self, request: RequestContext) -> Awaitable[Response]:
         if self._sole is not None and (request.call is None or not request.has_budget):
             return self._call_sole(request, self._sole)
         return self._choose_and_call(request)
+
+    async def _count_tokens(self, request: RequestContext) -> Response:
+        await self._token_counts.keep_body(request)
+        return await self._token_counts.complete(request, await self._answer(request))
 
     async def _call_sole(self, request: RequestContext, sole: UpstreamPool) -> Response:
         response = await sole.call(request)

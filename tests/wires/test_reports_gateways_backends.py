@@ -11,11 +11,12 @@ import pytest
 from aiohttp import web
 
 from tests.fixtures.anthropic_upstream import anthropic as speaking_anthropic
+from tests.fixtures.anthropic_upstream import refusal
 from tests.fixtures.gateways import BOTH_CACHES, NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.several import behind, policy_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.http_server.conftest import openai_client
-from tests.wires.test_reports_gateways_usage import events_in
+from tests.wires.test_reports_gateways_usage import ASK, CLAUDE, events_in
 
 WITH_FALLBACK = NO_CACHE.replace("{backend: main}", "{backend: main, fallback: [other]}")
 
@@ -156,3 +157,61 @@ async def test_failures_between_successes_do_not_add_up(served: Served, upstream
     for i in range(15):
         assert (await served.chat(f"bad {i}")).status == 500
         assert (await served.chat(f"good {i}")).text == "right"
+
+
+@pytest.mark.parametrize("policy", [BOTH_CACHES, NO_CACHE], ids=["cached", "not cached"])
+async def test_tokens_of_a_message_are_counted_where_no_backend_can(
+    upstream: Upstream, tmp_path: Path, policy: str
+) -> None:
+    """vercel/ai #17326: `/v1/messages/count_tokens` is a 404 for models of another provider."""
+
+    async def absent(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    upstream.answer = absent
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config, policy) as served:
+        ask = {"model": "m", "system": "Be brief.", "messages": ASK["messages"]}
+        answer = await served.post("/v1/messages/count_tokens", ask, CLAUDE)
+        assert answer.status == 200
+        assert 3 <= answer.json["input_tokens"] <= 20
+        longer = {**ask, "messages": [{"role": "user", "content": "Where is the key? " * 100}]}
+        assert (await served.post("/v1/messages/count_tokens", longer, CLAUDE)).json["input_tokens"] >= 300
+
+
+async def test_the_count_of_a_backend_that_has_one_is_told(upstream: Upstream, served: Served) -> None:
+    async def counts(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"input_tokens": 41})
+
+    upstream.answer = counts
+    answer = await served.post("/v1/messages/count_tokens", {"model": "m", "messages": ASK["messages"]}, CLAUDE)
+    assert answer.json == {"input_tokens": 41}
+    assert upstream.calls[0].path == "/v1/messages/count_tokens"
+
+
+async def test_what_anthropic_says_of_an_unknown_model_is_told(upstream: Upstream, tmp_path: Path) -> None:
+    async def absent(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return refusal(404, "not_found_error", "model: m")
+
+    upstream.answer = absent
+    config = config_of(tmp_path, {"main": {"adapter": "anthropic", "url": upstream.url}})
+    async with gateway_of(config, NO_CACHE) as served:
+        answer = await served.post("/v1/messages/count_tokens", {"model": "m", "messages": ASK["messages"]}, CLAUDE)
+    assert (answer.status, answer.json["error"]["message"]) == (404, "model: m")
+
+
+async def test_a_long_conversation_with_pictures_is_counted_too(upstream: Upstream, tmp_path: Path) -> None:
+    """Its body is larger than what is usually kept of a body that passes through."""
+
+    async def absent(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    upstream.answer = absent
+    picture = {"type": "base64", "media_type": "image/png", "data": "A" * 400_000}
+    blocks = [{"type": "image", "source": picture}, {"type": "text", "text": "four" * 1000}]
+    ask = {"model": "m", "messages": [{"role": "user", "content": blocks}]}
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config, NO_CACHE) as served:
+        answer = await served.post("/v1/messages/count_tokens", ask, CLAUDE)
+    assert 2600 <= answer.json["input_tokens"] <= 2620
+    assert upstream.calls[0].json == ask
