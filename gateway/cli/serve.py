@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from gateway.cli.signals import on_hangup, stop_event
 from gateway.cli.tuning_schedule import tuning
 from gateway.cli.workers import run_supervisor
 from gateway.config import Config
+from gateway.config.errors import ConfigError
 from gateway.config.load import load_config
 from gateway.config.policy.model import Policy
 from gateway.config.policy.single_backend import upstream_config
@@ -55,17 +56,25 @@ def register(command: Command) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     environ = with_addresses(os.environ, arguments)
+    doubts: list[ConfigError] = []
     if arguments.upstream is not None:
-        config, policy = upstream_config(arguments.upstream, environ)
+        config, policy = upstream_config(arguments.upstream, environ, doubts.append)
         build_missing_model(config.embedder)
         os.umask(UMASK)
-        uvloop.run(serve_upstream(config, policy, environ, arguments.log_level))
+        uvloop.run(serve_upstream(config, policy, environ, arguments.log_level, doubts))
     else:
-        config = load_config(arguments.config, environ)
+        config = load_config(arguments.config, environ, doubts.append)
         build_missing_model(config.embedder)
         os.umask(UMASK)  # after the model, which other users may share; also for the embedded store
-        uvloop.run(serve(config, arguments.config, environ, arguments.log_level))
+        uvloop.run(serve(config, arguments.config, environ, arguments.log_level, doubts))
     return GOOD
+
+
+def log_doubts(doubts: Iterable[ConfigError]) -> None:
+    """Log the warnings of a configuration, which `nearhit check` lists too."""
+    for doubt in doubts:
+        fields = {"warning": str(doubt)}
+        logging.getLogger("nearhit").warning("the configuration has a doubtful setting", extra={"fields": fields})
 
 
 def build_missing_model(embedder: EmbeddingModel) -> None:
@@ -83,11 +92,15 @@ def build_missing_model(embedder: EmbeddingModel) -> None:
         fetch(folder.parent, step)
 
 
-async def serve(config: Config, path: Path, environ: Mapping[str, str], log_level: str) -> None:
-    """Serve `config`, read from `path`. Follow changes of its policies, and reload them on SIGHUP."""
+async def serve(
+    config: Config, path: Path, environ: Mapping[str, str], log_level: str, doubts: Iterable[ConfigError]
+) -> None:
+    """Serve `config`, read from `path` with `doubts`. Follow changes of its policies, and reload them on SIGHUP."""
     json_logging.configure_logging(log_level)
     worker_environment = WorkerEnvironment.of(environ)
     allow_files(config)
+    if worker_environment is None:  # the supervisor has logged those of its workers
+        log_doubts(doubts)
     if worker_environment is not None:
         config = worker_environment.apply_to(config)
     elif config.server.workers > 1:
@@ -145,9 +158,12 @@ async def follow_policy(gateway: Gateway) -> AsyncIterator[None]:
         await cancel_and_wait(watcher)
 
 
-async def serve_upstream(config: Config, policy: Policy, environ: Mapping[str, str], log_level: str) -> None:
+async def serve_upstream(
+    config: Config, policy: Policy, environ: Mapping[str, str], log_level: str, doubts: Iterable[ConfigError]
+) -> None:
     """Serve one endpoint, with both caches on and without any file."""
     json_logging.configure_logging(log_level)
+    log_doubts(doubts)
     allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         with freeze_startup(gateway), stop_event() as stop:

@@ -12,7 +12,7 @@ from gateway.config.backends import backend_section_type
 from gateway.config.errors import ConfigError, KeyPath, closest_match
 from gateway.config.schema import Config
 from gateway.config.validation import Section
-from gateway.config.yaml_values import ScalarInvalid, resolve_scalar
+from gateway.config.yaml_values import ScalarInvalid, padded, resolve_scalar, variable_value
 from gateway.errors import StartupError
 
 _PREFIX = "NEARHIT_"
@@ -26,6 +26,7 @@ class EnvironmentOverrides:
     value: dict[str, Any]
     origins: Mapping[KeyPath, str]  # path of a value -> the variable that it came from
     faults: tuple[ConfigError, ...]
+    warnings: tuple[ConfigError, ...]
 
 
 def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -> EnvironmentOverrides:
@@ -38,6 +39,7 @@ def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -
     known = dict(_setting_paths(value))
     origins: dict[KeyPath, str] = {}
     faults: list[ConfigError] = []
+    warnings: list[ConfigError] = []
     for name in sorted(environ):
         if not name.startswith(_PREFIX) or ("__" not in name and name not in known):
             continue
@@ -49,11 +51,14 @@ def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -
             faults.append(environment_fault(name, message))
             continue
         try:
-            if _set_value(value, path, resolve_scalar(environ[name])):
+            text, was_padded = variable_value(environ, name)
+            if was_padded:
+                warnings.append(environment_fault(name, padded(name)))
+            if _set_value(value, path, resolve_scalar(text)):
                 origins[path] = name
         except ScalarInvalid as invalid:
             faults.append(environment_fault(name, str(invalid)))
-    return EnvironmentOverrides(value, origins, tuple(faults))
+    return EnvironmentOverrides(value, origins, tuple(faults), tuple(warnings))
 
 
 def environment_fault(name: str, message: str) -> ConfigError:
@@ -62,10 +67,16 @@ def environment_fault(name: str, message: str) -> ConfigError:
 
 
 def read_secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
-    """Return the value of a variable that the key `where` names. Raise `StartupError` if it is not set."""
+    """Return the value of a variable that the key `where` names, without white space at its end.
+
+    Raise `StartupError`, without the value, if it is not set or has another control character.
+    """
     if variable is None:
         return None
-    value = environ.get(variable, "")
+    try:
+        value, _ = variable_value(environ, variable)
+    except ScalarInvalid as invalid:
+        raise StartupError(f"{where}: {invalid}") from None
     if not value:
         raise StartupError(f"{where} names the environment variable {variable}, which is not set")
     return value

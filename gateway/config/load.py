@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from gateway.config.schema import Config, EmbeddingModel, ServerConfig
 from gateway.config.store import StoreConfig
 from gateway.config.validation import error_messages
 from gateway.config.yaml_loader import load_yaml, read_file
+from gateway.config.yaml_values import ScalarInvalid, padded, variable_value
 
 DEFAULT_PATH = Path("config.yaml")
 MODEL_FILES = ("model.onnx", "tokenizer.json")  # of `adapter: onnx`
@@ -31,18 +32,26 @@ class ConfigReader:
     backends: frozenset[str]
     policies: Path
     warnings: tuple[ConfigError, ...] = ()  # valid, but unlikely to be meant
-    absent: tuple[str, ...] = ()  # environment variables of secrets that are not set; each is a fault as well
+    unusable: Mapping[str, str] = field(default_factory=dict)  # variables of secrets, and why; each is a fault as well
+
+    def valid(self, warn: Callable[[ConfigError], object] | None = None) -> Config:
+        """Return the configuration; `warn` gets each warning. Raise `ConfigInvalid`."""
+        if self.config is None:
+            raise ConfigInvalid(self.faults)
+        if warn is not None:
+            for warning in self.warnings:
+                warn(warning)
+        return self.config
 
 
-def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
+def load_config(
+    path: Path | None, environ: Mapping[str, str], warn: Callable[[ConfigError], object] | None = None
+) -> Config:
     """Read the file (None: `config.yaml` in the working directory) and the settings of the environment.
 
-    Relative paths start at the file's folder. Raise `ConfigInvalid` with every fault.
+    Relative paths start at the file's folder. `warn` gets each warning. Raise `ConfigInvalid` with every fault.
     """
-    reading = read_config(path or DEFAULT_PATH, environ)
-    if reading.config is None:
-        raise ConfigInvalid(reading.faults)
-    return reading.config
+    return read_config(path or DEFAULT_PATH, environ).valid(warn)
 
 
 def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
@@ -56,7 +65,7 @@ def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
     def fault_at(place: KeyPath, message: str) -> ConfigError | None:
         return None if place in source.unreadable else source.fault(place, message)
 
-    return build_config(source.value, source.faults, fault_at, path.parent, environ)
+    return build_config(source.value, source.faults, fault_at, path.parent, environ, source.warnings)
 
 
 def build_config(
@@ -65,10 +74,12 @@ def build_config(
     fault_at: Callable[[KeyPath, str], ConfigError | None],
     folder: Path,
     environ: Mapping[str, str],
+    doubts: tuple[ConfigError, ...] = (),
 ) -> ConfigReader:
-    """Return the configuration of a document. `fault_at` makes a fault of a path, or None if that has one already."""
+    """Return the configuration of a document. `fault_at` makes a fault of a path, or None if that has one already.
+    `doubts` are the warnings of the document."""
     overridden = apply_environment(document, environ)
-    found, warnings = [*faults, *overridden.faults], list[ConfigError]()
+    found, warnings = [*faults, *overridden.faults], [*doubts, *overridden.warnings]
 
     def report(path: KeyPath, message: str, among: list[ConfigError] = found) -> None:
         name = overridden.origins.get(path)
@@ -76,7 +87,7 @@ def build_config(
         if fault:
             among.append(fault)
 
-    config, absent = None, list[str]()
+    config, unusable = None, dict[str, str]()
     try:
         config = Config.model_validate(overridden.value)
     except ValidationError as invalid:
@@ -84,9 +95,17 @@ def build_config(
             report(path, message)
     else:
         for path, name in secret_variables(config):
-            if not environ.get(name):
-                absent.append(name)
+            try:
+                secret, was_padded = variable_value(environ, name)
+            except ScalarInvalid as invalid:
+                unusable[name] = "has a control character"
+                report(path, str(invalid))
+                continue
+            if not secret:
+                unusable[name] = "is not set"
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
+            elif was_padded:
+                report(path, padded(name), warnings)
         for path, message in _missing_model_files(config, folder):
             report(path, message)
         if config.embedder.migrates_to_same_model:
@@ -99,29 +118,35 @@ def build_config(
         frozenset(backends if isinstance(backends, dict) else ()),
         folder / (policies if isinstance(policies, str) and policies.isprintable() else "policies"),
         tuple(warnings),
-        tuple(absent),
+        unusable,
     )
 
 
 def secret_variables(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Yield each path that names the environment variable of a secret, with that variable."""
-    if config.auth.admin_token_env:
-        yield ("auth", "admin_token_env"), config.auth.admin_token_env
-    for key in ("password_env", "sentinel_password_env"):
-        if (variable := getattr(config.store, key)) is not None:
-            yield ("store", key), variable
-    if config.index.token_env:
-        yield ("index", "token_env"), config.index.token_env
-    for key in ("key_env", "webhook_secret_env"):
-        if (variable := getattr(config.jobs, key)) is not None:
-            yield ("jobs", key), variable
+    store, encryption = config.store, config.store.encryption
+    named: list[tuple[KeyPath, str | None]] = [
+        (("auth", "admin_token_env"), config.auth.admin_token_env),
+        (("store", "password_env"), store.password_env),
+        (("store", "sentinel_password_env"), store.sentinel_password_env),
+        (("store", "erasure_key_env"), store.erasure_key_env),
+        *(
+            (("store", "encryption", "keys", i, "env"), key.env)
+            for i, key in enumerate(() if encryption is None else encryption.keys)
+        ),
+        (("index", "token_env"), config.index.token_env),
+        (("jobs", "key_env"), config.jobs.key_env),
+        (("jobs", "webhook_secret_env"), config.jobs.webhook_secret_env),
+        (("telemetry", "traces", "headers_env"), config.telemetry.traces.headers_env),
+    ]
     for name, backend in config.backends.items():
-        if isinstance(backend, OpenAIBackendConfig) and backend.api_key_env:
-            yield ("backends", name, "api_key_env"), backend.api_key_env
         if isinstance(backend, OpenAIBackendConfig):
-            for i, upstream in enumerate(backend.upstreams or ()):
-                if upstream.api_key_env:
-                    yield ("backends", name, "upstreams", i, "api_key_env"), upstream.api_key_env
+            named.append((("backends", name, "api_key_env"), backend.api_key_env))
+            named += (
+                (("backends", name, "upstreams", i, "api_key_env"), upstream.api_key_env)
+                for i, upstream in enumerate(backend.upstreams or ())
+            )
+    yield from ((path, variable) for path, variable in named if variable)
 
 
 def _missing_model_files(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:

@@ -34,6 +34,7 @@ class YamlSource:
     faults: tuple[ConfigError, ...]
     substituted: Mapping[KeyPath, str]  # the original text of values with `${VAR}`
     unreadable: frozenset[KeyPath]  # values that a fault has replaced: further faults would only repeat it
+    warnings: tuple[ConfigError, ...] = ()
 
     def locate(self, path: KeyPath) -> tuple[int, int]:
         """Return line and column, from 1, of a key or list item, or of the nearest one around it that exists."""
@@ -89,7 +90,8 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> Y
         # PyYAML passes some of Python's own errors on: an escape beyond Unicode, a version of 5,000 digits.
         raise _fatal_error(file, loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
     faults, unreadable = tuple(expansion.faults), frozenset(expansion.unreadable)
-    return YamlSource(file, value, expansion.marks, faults, expansion.substituted, unreadable)
+    warnings = tuple(expansion.warnings)
+    return YamlSource(file, value, expansion.marks, faults, expansion.substituted, unreadable, warnings)
 
 
 def read_file(path: Path, expected: str) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import yaml
 
 from gateway.config.errors import ConfigError, KeyPath, format_value
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TAG = "tag:yaml.org,2002:"
@@ -30,6 +32,27 @@ class ScalarInvalid(ValueError):
     """A scalar that does not fit its tag or its form. The text is the whole sentence."""
 
 
+def variable_value(environ: Mapping[str, str], name: str) -> tuple[str, bool]:
+    """Return the value of a variable without white space at its end, and whether there was some.
+
+    Files of secrets end with a newline, which no header can carry. Raise `ScalarInvalid`, without the value, which may
+    be a secret, if it has another control character.
+    """
+    given = environ.get(name, "")
+    value = given.rstrip()
+    if (control := _CONTROL.search(value)) is not None:
+        code = f"U+{ord(control[0]):04X}"
+        raise ScalarInvalid(
+            f"the environment variable {name} has the control character {code}, expected one line of text"
+        )
+    return value, value != given
+
+
+def padded(name: str) -> str:
+    """Return the warning about a variable with white space at its end."""
+    return f"the environment variable {name} ends with white space, which is dropped"
+
+
 class NodeReader:
     """Turns the nodes of one document into values, and records their places and faults.
 
@@ -39,6 +62,7 @@ class NodeReader:
     def __init__(self, file: str, environ: Mapping[str, str] | None) -> None:
         self.marks: dict[KeyPath, tuple[int, int]] = {(): (1, 1)}
         self.faults: list[ConfigError] = []
+        self.warnings: list[ConfigError] = []
         self.substituted: dict[KeyPath, str] = {}  # the original text of values with `${VAR}`
         self.unreadable: set[KeyPath] = set()  # values that a fault has replaced
         self._file = file
@@ -115,7 +139,7 @@ class NodeReader:
         try:
             if not _is_tag(node, "str") or "${" not in node.value:
                 return _construct_scalar(node.tag, node.value)
-            text = _VARIABLE.sub(self._variable, node.value)
+            text = _VARIABLE.sub(partial(self._variable, node, path), node.value)
             self.substituted[path] = node.value
             # Without quotes a variable may hold a number; with them it stays text.
             return resolve_scalar(text) if node.style is None else _construct_scalar(node.tag, text)
@@ -125,7 +149,7 @@ class NodeReader:
             self._fault(node, path, str(invalid).replace(format_value(text), format_value(node.value)))
             return node.value  # a placeholder, so that the key does not count as missing
 
-    def _variable(self, match: re.Match[str]) -> str:
+    def _variable(self, node: yaml.Node, path: KeyPath, match: re.Match[str]) -> str:
         name = match[1]
         if name is None:
             return "${"
@@ -135,7 +159,10 @@ class NodeReader:
             raise ScalarInvalid(f"expected the name of a variable between ${{ and }}, got {format_value(name)}")
         if name not in self._environ:
             raise ScalarInvalid(f"the environment variable {name} is not set, expected a value for it")
-        return self._environ[name]
+        value, was_padded = variable_value(self._environ, name)
+        if was_padded:
+            self.warnings.append(ConfigError(self._file, _place(node)[0], path, padded(name)))
+        return value
 
     def _check_tag(self, node: yaml.Node, path: KeyPath, expected: str) -> None:
         if not _is_tag(node, expected):

@@ -133,6 +133,22 @@ async def test_a_missing_secret_is_named_and_everything_else_is_looked_at(
     assert (worst(found["configuration"])["level"], worst(found["backends"])["level"]) == ("ok", "ok")
 
 
+async def test_a_secret_that_no_header_can_carry_is_named_and_not_shown(
+    home: Home, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCTOR_KEY", "sk-very\nsecret")
+    home.write(upstream.url, backend={"api_key_env": "DOCTOR_KEY"})
+    code, found, said = await home.examine()
+    assert code == 1
+    assert worst(found["secrets"])["found"].endswith("variable DOCTOR_KEY, which has a control character")
+    assert worst(found["backends"])["level"] == "ok"
+    monkeypatch.setenv("DOCTOR_KEY", "sk-very-secret\n")
+    code, found, more = await home.examine()
+    assert code == 0
+    assert "DOCTOR_KEY ends with white space" in worst(found["configuration"])["found"]
+    assert "sk-very" not in said + more
+
+
 async def test_no_secret_is_printed_or_sent(home: Home, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCTOR_KEY", "sk-very-secret")
     url = f"redis://user:store-secret@127.0.0.1:{free_ports(1)[0]}/0"

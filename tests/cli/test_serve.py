@@ -121,6 +121,25 @@ async def test_one_endpoint_needs_no_file_at_all(upstream: Upstream, tmp_path: P
     assert not any(map(alive, store))
 
 
+async def test_a_key_with_a_newline_at_its_end_reaches_the_backend_without_it(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    backend = {"adapter": "openai", "url": upstream.url, "api_key_env": "OPENAI_API_KEY"}
+    config = write_config(tmp_path, {"main": backend})
+    lines: list[str] = []
+    process = await start("--config", str(config), cwd=tmp_path, OPENAI_API_KEY="sk-1\n")
+    url = await announced(process, lines)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who are you?"}]}
+    async with aiohttp.ClientSession() as session, session.post(url + "/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+    process.send_signal(signal.SIGTERM)
+    assert (await ended(process))[0] == 0
+    assert upstream.calls[-1].headers["Authorization"] == "Bearer sk-1"
+    said = "".join(lines)
+    assert "the environment variable OPENAI_API_KEY ends with white space" in said
+    assert "sk-1" not in said
+
+
 STOPPED_AT_ONCE = """
 import os, signal, sys
 from gateway.__main__ import main

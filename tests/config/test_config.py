@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig, load_config
+from gateway.config.environment import read_secret
 from gateway.config.errors import ConfigInvalid
+from gateway.config.load import read_config
 from gateway.config.policy.single_backend import upstream_config
 from gateway.config.units import Address
+from gateway.errors import StartupError
 
 REPOSITORY = Path(__file__).parents[2]
 MAIN = "version: 1\nbackends:\n  main: {adapter: openai, url: https://host/v1}\n"
@@ -121,6 +124,57 @@ def test_a_fault_never_repeats_what_came_from_a_variable(tmp_path: Path) -> None
     text = MAIN.replace("https://host/v1", '"${URL}"')
     (fault,) = refused(tmp_path, text, {"URL": "ftp://s3cret"})
     assert fault == ("config.yaml:3: backends.main.url: expected a URL such as https://api.openai.com/v1, got '${URL}'")
+
+
+NAMED = "backends.main.api_key_env"
+KEYED = MAIN.replace("https://host/v1", '"${URL}", api_key_env: KEY')
+
+
+@pytest.mark.parametrize("text", ["sk-1\n", "sk-1\r\n", "sk-1 ", "sk-1\t \n\n"])
+def test_white_space_at_the_end_of_a_secret_is_dropped_with_a_warning(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(KEYED)
+    environ = {"KEY": text, "URL": f"https://host/v1{text[4:]}", "NEARHIT_SERVER__MAX_INFLIGHT": f"8{text[4:]}"}
+    reading = read_config(tmp_path / "config.yaml", environ)
+    assert reading.config is not None
+    assert reading.config.server.max_inflight == 8
+    (backend,) = reading.config.backends.values()
+    assert isinstance(backend, OpenAIBackendConfig)
+    assert backend.url == "https://host/v1"
+    assert read_secret(environ, "KEY", NAMED) == "sk-1"
+    said = "\n".join(map(str, reading.warnings))
+    assert said.count("ends with white space, which is dropped") == 3
+    assert all(f"the environment variable {name} " in said for name in environ)
+    assert "sk-1" not in said
+    with pytest.raises(StartupError, match="KEY, which is not set"):
+        read_secret({"KEY": " \n"}, "KEY", NAMED)
+
+
+@pytest.mark.parametrize("control", ["\n", "\x00", "\x7f", "\x1b", "\x85", "\t"])
+def test_a_secret_with_a_control_character_is_a_fault_that_names_its_variable(tmp_path: Path, control: str) -> None:
+    secret = f"sk-1{control}2"
+    faults = refused(tmp_path, KEYED, {"KEY": "x", "URL": f"https://{secret}"})
+    faults += refused(tmp_path, KEYED, {"KEY": secret, "URL": "https://host/v1"})
+    faults += refused(tmp_path, MAIN, {"NEARHIT_DATA_DIR": secret})
+    with pytest.raises(StartupError) as caught:
+        read_secret({"KEY": secret}, "KEY", NAMED)
+    faults.append(str(caught.value))
+    assert [name for fault in faults for name in ("KEY", "URL", "DATA_DIR") if name in fault]
+    for fault in faults:
+        assert f"has the control character U+{ord(control):04X}, expected one line of text" in fault
+        assert "sk-1" not in fault
+
+
+def test_each_key_that_names_a_secret_is_checked(tmp_path: Path) -> None:
+    """All of them: a secret that `check` does not know of stops the gateway at its start."""
+    text = """
+auth: {admin_token_env: A}
+store:
+  {password_env: A, sentinel_password_env: A, erasure_key_env: A, encryption: {keys: [{env: A}]}, url: "redis+sentinel://host:1/name"}
+jobs: {key_env: A, webhook_secret_env: A}
+telemetry: {traces: {headers_env: A, endpoint: "http://127.0.0.1:4318"}}
+"""
+    faults = refused(tmp_path, MAIN + text)
+    assert sum("the environment variable A is not set" in fault for fault in faults) == 8, faults
 
 
 def test_an_unset_secret_is_a_fault_where_it_is_named(tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def test_variables_are_replaced() -> None:
 
 
 def test_a_variable_cannot_bring_structure_with_it() -> None:
-    assert read("a: ${X}\nb: '${X}'", {"X": "{y: 1}\nz: ${X}"}).value == dict.fromkeys("ab", "{y: 1}\nz: ${X}")
+    assert read("a: ${X}\nb: '${X}'", {"X": "{y: 1}, z: ${X}"}).value == dict.fromkeys("ab", "{y: 1}, z: ${X}")
+    (fault,) = read("a: ${X}", {"X": "1\nz: 2"}).faults
+    assert fault.message.startswith("the environment variable X has the control character U+000A")
 
 
 def test_a_missing_variable_is_named() -> None:

@@ -24,7 +24,7 @@ from gateway.config.policy.single_backend import upstream_config
 # Limit of each check that uses the network; single requests have shorter limits. Reads from the local disk have no
 # limit, since a read cannot be cancelled.
 CHECK_TIMEOUT_S = 15.0
-PLACEHOLDER = "absent"  # for a secret that is not set; never sent, since no check sends credentials to a backend
+PLACEHOLDER = "absent"  # for a secret that cannot be used; never sent, since no check sends credentials to a backend
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
@@ -56,13 +56,13 @@ async def examine(path: Path, environ: Mapping[str, str], upstream: str | None =
     `upstream`: check `nearhit serve --upstream` instead of a file. Takes at most `CHECK_TIMEOUT_S`, besides the time
     for reads from the local disk.
     """
-    absent = () if upstream is not None else read_config(path, environ).absent
-    # A secret that is not set is a finding, and does not prevent the other checks.
-    placeholder_environ = {**environ, **dict.fromkeys(absent, PLACEHOLDER)}
+    unusable = {} if upstream is not None else read_config(path, environ).unusable
+    # Such a secret is a finding, and does not prevent the other checks.
+    placeholder_environ = {**environ, **dict.fromkeys(unusable, PLACEHOLDER)}
     result, config = await asyncio.to_thread(_read, path, placeholder_environ, upstream)
     findings = list(configuration(result))
     if config is not None:
-        findings += secrets(list(secret_variables(config)), absent)
+        findings += secrets(list(secret_variables(config)), unusable)
         findings += await _examine_config(config, environ, placeholder_environ)
     findings.append(machine.clock(time.time(), machine.build_time()))
     findings += machine.libraries(sys.version_info[:2], machine.installed_versions(), machine.locked())
@@ -84,7 +84,7 @@ async def _examine_config(
     models = await asyncio.to_thread(machine.inspect_models, config)
     folder = await asyncio.to_thread(machine.inspect_folder, config.data_dir)
     limits = await asyncio.to_thread(machine.inspect_machine, config.data_dir)
-    token = environ.get(config.auth.admin_token_env or "")
+    token = environ.get(config.auth.admin_token_env or "", "").rstrip() or None
     of_gateway, of_store, of_index, of_backends = await asyncio.gather(
         _with_timeout("gateway", _gateway(config, token)),
         _with_timeout("store", store.store(config, placeholder_environ, gateway_runs=folder.holder is not None)),
@@ -134,16 +134,16 @@ def configuration(result: CheckResult) -> Iterator[Finding]:
         yield ok("configuration", f"{pluralise(len(result.files), 'file') if result.files else 'no files'}, no faults")
 
 
-def secrets(named: Sequence[tuple[KeyPath, str]], absent: Sequence[str]) -> Iterator[Finding]:
+def secrets(named: Sequence[tuple[KeyPath, str]], unusable: Mapping[str, str]) -> Iterator[Finding]:
     """Check that the secrets are set.
 
-    `named`: each setting that names a variable, with that name. This check never reads the values.
+    `named`: each setting that names a variable, with that name. `unusable`: variables, with what is wrong with each.
     """
     for path, name in named:
-        if name in absent:
-            found = f"{render_path(path)} names the environment variable {name}, which is not set"
+        if name in unusable:
+            found = f"{render_path(path)} names the environment variable {name}, which {unusable[name]}"
             yield fault("secrets", found, f"set {name} in the gateway's environment (systemd: EnvironmentFile)")
-    there = sorted({name for _, name in named} - set(absent))
+    there = sorted({name for _, name in named} - unusable.keys())
     if there:
         yield ok("secrets", f"set: {', '.join(there)}")
     elif not named:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.config import Config
-from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath
+from gateway.config.errors import ConfigError, KeyPath
 from gateway.config.load import build_config
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Policy
@@ -22,10 +22,12 @@ routes:
 """
 
 
-def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple[Config, Policy]:
+def upstream_config(
+    url: str, environ: Mapping[str, str] | None = None, warn: Callable[[ConfigError], object] | None = None
+) -> tuple[Config, Policy]:
     """Return configuration and policy for one endpoint of OpenAI or Anthropic.
 
-    Settings of the environment apply as they do to a file. Raise `ConfigInvalid`.
+    Settings of the environment apply as they do to a file. `warn` gets each warning. Raise `ConfigInvalid`.
     """
 
     def fault_at(_: KeyPath, message: str) -> ConfigError:
@@ -33,7 +35,5 @@ def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple
 
     adapter = "anthropic" if urlsplit(url).hostname == "api.anthropic.com" else "openai"
     document = {"version": 1, "backends": {"main": {"adapter": adapter, "url": url}}}
-    reading = build_config(document, (), fault_at, Path(), environ or {})
-    if reading.config is None:
-        raise ConfigInvalid(reading.faults)
-    return reading.config, policy_from_text(POLICY, "upstream", reading.config)
+    config = build_config(document, (), fault_at, Path(), environ or {}).valid(warn)
+    return config, policy_from_text(POLICY, "upstream", config)
