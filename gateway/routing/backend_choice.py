@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.self_contained import is_self_contained
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.messages import Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
@@ -97,8 +99,7 @@ class BackendChoice:
         ):
             return only(self.single_backend)
         if call is None:
-            anthropic = speaks_anthropic(request.headers)
-            return select(target, self._pools, Signals(None, anthropic), self._route.slo.late)
+            return select(target, self._pools, _passthrough_signals(request), self._route.slo.late)
         if call.operation == EMBEDDINGS:
             return select(target, self._pools, Signals(EMBEDDINGS), self._route.slo.late)
         target, sessions = self._resolve(request, call), self.sessions
@@ -110,9 +111,9 @@ class BackendChoice:
 
     def decide_unscored(self, request: RequestContext) -> Decision:
         """Choose after `choose` has failed: without complexity, prediction, session or split."""
-        operation = None if request.call is None else request.call.operation
-        signals = Signals(operation, speaks_anthropic(request.headers), light_only=request.light_only)
-        return select_unscored(self._route.target, self._pools, signals)
+        call = request.call
+        signals = _passthrough_signals(request) if call is None else Signals(call.operation)
+        return select_unscored(self._route.target, self._pools, replace(signals, light_only=request.light_only))
 
     def _signals(self, request: RequestContext, call: Call, target: Target, session: Session | None = None) -> Signals:
         """Return the inputs of the choice.
@@ -232,6 +233,11 @@ class BackendChoice:
             None if request.ttft_deadline is None else request.ttft_deadline - now,
             request.tpot_s,
         )
+
+
+def _passthrough_signals(request: RequestContext) -> Signals:
+    self_contained = is_self_contained(request.method, request.path)
+    return Signals(None, speaks_anthropic(request.headers), self_contained=self_contained)
 
 
 def _has_no_choice(target: Target) -> bool:

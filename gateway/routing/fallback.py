@@ -13,6 +13,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.tuned_pool import CallableBackend
 from gateway.streams import close_body
+from gateway.upstream.retry import is_repeatable
 
 LOG = logging.getLogger("nearhit.dispatch")
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
@@ -61,14 +62,14 @@ class Fallback:
                 continue
             except BackendError as error:
                 instead = instead or Choice.FALLBACK
-                if not error.retryable:
+                if not error.retryable or not is_repeatable(request, sent=error.sent):
                     raise
                 LOG.warning(
                     "the backend failed, falling back to the next one",
                     extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}},
                 )
                 continue
-            if response.status not in RETRYABLE:
+            if response.status not in RETRYABLE or not is_repeatable(request):
                 return BackendAnswer(response, name, instead)
             instead = instead or Choice.FALLBACK
             await close_body(response.body)

@@ -254,17 +254,19 @@ class Signals:
     waits: Mapping[str, float] = field(default_factory=dict)
     can_check: bool = False  # the cascade's check can judge an answer
     light_only: bool = False  # a limit excludes the larger models
+    self_contained: bool = False  # no dialect reads the request, but any backend can answer it
 
 
 def select(target: Target, traits: Mapping[str, BackendTraits], signals: Signals, late: Late) -> Decision:
     """Select the backends for a request. `target` has one backend for each tier (`resolve_splits`).
 
-    A passthrough request goes to an HTTP backend of the client's own protocol. Embeddings of two models cannot be
-    mixed, so they go only to the best tier that has them.
+    A passthrough request goes to an HTTP backend of the client's own protocol. If it is self-contained, it falls back
+    to the others. Embeddings of two models cannot be mixed, so they go only to the best tier that has them.
     """
     best = target.tiers[-1].backend
     if signals.operation is None:
-        return only(_passing(target, traits, anthropic=signals.speaks_anthropic) or best)
+        passing = _passing(target, traits, anthropic=signals.speaks_anthropic) or (best,)
+        return Decision(passing if signals.self_contained else passing[:1], None, Choice.ONLY)
     if signals.operation == EMBEDDINGS:
         embedding = (n for n in (best, *reversed(target.backends)) if traits[n].speaks != "anthropic")
         return only(next(embedding, best))
@@ -282,10 +284,16 @@ def select_unscored(target: Target, traits: Mapping[str, BackendTraits], signals
     return Decision(tuple(dict.fromkeys(tiers)), tier, Choice.STEP_FAILED)
 
 
-def _passing(target: Target, traits: Mapping[str, BackendTraits], *, anthropic: bool) -> str | None:
-    http = [name for name in reversed(target.backends) if traits[name].http]
-    own = [name for name in http if (traits[name].speaks == "anthropic") == anthropic]
-    return next(iter(own or http), None)
+def _passing(target: Target, traits: Mapping[str, BackendTraits], *, anthropic: bool) -> tuple[str, ...]:
+    """Return the backends for a passthrough request: of the client's own protocol, or one of another if there is none.
+
+    The best tier comes first, then the other tiers, then `fallback`.
+    """
+    tiers = [name for name in reversed(target.backends) if traits[name].http]
+    names = dict.fromkeys([*tiers, *(name for name in target.fallback if traits[name].http)])
+    own = [name for name in names if (traits[name].speaks == "anthropic") == anthropic]
+    first = next((name for name in own if name in tiers), None)
+    return tuple(tiers[:1] if first is None else own)
 
 
 def _lightest(target: Target, signals: Signals, late: Late) -> Decision:

@@ -6,6 +6,7 @@ from collections import deque
 from enum import Enum
 
 from gateway.context import RequestContext
+from gateway.dialects.self_contained import is_self_contained
 from gateway.errors import AttemptTimedOut, BackendError, BackendOverloaded, ModelNotReady, UnsupportedByBackend
 from gateway.messages import Response
 from gateway.streams import close_body
@@ -156,14 +157,15 @@ def failed(outcome: Outcome) -> bool:
 def is_repeatable(request: RequestContext, *, sent: bool = True) -> bool:
     """Return whether the call may be sent again. `sent` False: nothing of it was sent, so it may.
 
-    Parsed calls change nothing upstream, unless they are stateful. Others may: they are repeated only if the method
-    allows it (RFC 9110 section 9.2.2) and the body is still available.
+    Parsed calls change nothing upstream, unless they are stateful. Others may: they are repeated only if they are
+    self-contained or the method allows it (RFC 9110 section 9.2.2), and the body is still available.
     """
     if not sent:
         return True
     if request.call is not None:
         return not request.call.stateful
-    return request.method in IDEMPOTENT and request.body_source.replayable
+    harmless = request.method in IDEMPOTENT or is_self_contained(request.method, request.path)
+    return harmless and request.body_source.replayable
 
 
 def is_free_attempt(outcome: Outcome) -> bool:
