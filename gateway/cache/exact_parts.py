@@ -240,7 +240,7 @@ class _Parts:
         if not core or "`" in core:
             return
         if "://" in core or core[:4].lower() == "www." or "@" in core[1:-1]:
-            self.identifiers.add(_joined(core.partition("://")[2] or core))
+            self._add_address(core)
         elif (number := _NUMBER.fullmatch(core)) is not None and _is_unit(number[2]):
             self._add_number(number[1], number[2], labelled=labelled or core[0] == "#")
         elif _LANGUAGE.fullmatch(core):
@@ -253,6 +253,14 @@ class _Parts:
         else:
             for piece in _PIECES.findall(core):
                 self._add_identifier(piece)
+
+    def _add_address(self, core: str) -> None:
+        """Add a URL or a mail address by its letters and digits. Signs alone, such as "@@@", count as written."""
+        name = _joined(core.partition("://")[2] or core)
+        if name:
+            self.identifiers.add(name)
+        else:
+            self.code.add(core)
 
     def _add_number(self, number: str, unit: str | None, *, labelled: bool = False) -> None:
         if not number.isdecimal():
