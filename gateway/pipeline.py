@@ -16,7 +16,7 @@ from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
 from gateway.messages import Response
 from gateway.steps.assembly import RouteSteps, SharedSteps
-from gateway.steps.guard import Guard, Recovery, ask_backend, leave_caches, skip, skip_lookup
+from gateway.steps.guard import Guard, Recovery, ask_backend, call_alone, leave_caches, skip, skip_lookup
 from gateway.steps.parse_and_route import RouteTable
 
 B = TypeVar("B")
@@ -101,7 +101,8 @@ PER_ROUTE: Sequence[Step[RouteSteps]] = (
     Step("SharedResults", RouteSteps.shared_results, "MCP results that all clients may share", _mcp,
          recovery=leave_caches),
     Step("ExactCache", RouteSteps.exact_cache, "memory, then store: the cheapest answer first", _exact, recovery=skip),
-    Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached, recovery=skip),
+    Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached,
+         recovery=call_alone),
     Step("SemanticCache", RouteSteps.semantic_cache, "embed, search, verify: paraphrased questions", _semantic,
          recovery=skip_lookup),
     Step("ClusterLease", RouteSteps.cluster_lease, "one call over all gateways on a store", _leased, recovery=skip),

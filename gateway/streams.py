@@ -141,6 +141,21 @@ class BufferedStream(AsyncIterator[T], Generic[T]):
         if on_close is not None:
             on_close()
 
+    def observe_close(self, on_close: Callable[[], None]) -> None:
+        """Run `on_close` after the clean-up that the stream has already."""
+        first = self._on_close
+        if first is None:
+            self._on_close = on_close
+            return
+
+        def run_both() -> None:
+            try:
+                first()
+            finally:
+                on_close()
+
+        self._on_close = run_both
+
     @property
     def items(self) -> tuple[T, ...]:
         """The items that `take_all()` would take."""

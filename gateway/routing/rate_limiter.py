@@ -278,7 +278,10 @@ async def take_limits(
         grant = await quotas.take([a.demand for a in asked])
     if grant.local:
         telemetry.limits_local.add(route)
-    quotas.record(route, asked, grant.taken)
+    try:
+        quotas.record(route, asked, grant.taken)
+    except Exception as error:  # only operators see it
+        telemetry.failures.record("RateLimit", error)
     if grant.taken.granted:
         return grant
     limit, sentence, seconds = refused(route, asked, grant.taken)

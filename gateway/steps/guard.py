@@ -105,6 +105,11 @@ def skip_lookup(request: RequestContext, answer: Response | None) -> bool:
     return skip(request, answer)
 
 
+def call_alone(request: RequestContext, answer: Response | None) -> bool:
+    """Go on without the crowd. The shared call reads the stream of its answer, so that a stream needs another call."""
+    return skip(request, answer) and (answer is None or isinstance(answer.body, FullBody))
+
+
 def leave_caches(request: RequestContext, _: Response | None) -> bool:
     """Go on without caches: the step decides under which keys answers are looked up and stored."""
     request.leave_caches(Bypass.STEP_FAILED)

@@ -49,7 +49,8 @@ class Observe:
             self._observer.on_end(request, response.status, response.provenance)
 
         if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):  # it stays a buffered body
-            return EventStream(BufferedStream(body.events.take_all(), on_end))
+            body.events.observe_close(on_end)
+            return body
         if isinstance(body, EventStream):
             return EventStream(with_observer(body.events, StreamObserver(on_close=on_end)))
         if isinstance(body, Tunnel):
