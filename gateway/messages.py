@@ -651,6 +651,13 @@ class Dialect(Protocol):
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return the events that end a stream which broke after its first byte."""
 
+    def is_end(self, event: Event) -> bool:
+        """Return whether an event is the end marker of a stream: the answer is complete with it. It is called for each
+        event, so it is cheap. In a protocol whose streams have no end marker, no event is one."""
+
+    def is_finished(self, last: Sequence[Event]) -> bool:
+        """Return whether the model has said everything in a stream with these last events, before its end marker."""
+
     def is_over(self, last: Sequence[Event]) -> bool:
         """Return whether a stream with these last events is over, and was not cut. In a protocol whose streams have no
         end marker, any whole event may be the last one."""

@@ -18,6 +18,10 @@ from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStre
 # Streamed bodies are closed exactly once, however they end.
 T = TypeVar("T")
 
+# Seconds. A server that has sent the end marker of an answer ends the body some milliseconds later, and half a second
+# later behind some proxies. Its connection is kept if the body ends within this time, and closed otherwise.
+END_OF_BODY_S = 1.0
+
 GONE = Closing(1001, "the other side is gone")
 
 
@@ -221,6 +225,13 @@ class EventSource(Protocol[T_co]):
 
     drained: bool
 
+    @property
+    def complete(self) -> bool:
+        """Whether the end marker of an answer was taken. The items after it are no part of the answer."""
+
+    def is_finished(self) -> bool:
+        """Return whether the model has said everything, and at most the usage and the end marker are missing."""
+
     def take(self) -> Sequence[T_co] | None:
         """Return the items that have arrived since the last call; None: nothing yet; empty: the end. Raise
         `UpstreamStreamError`."""
@@ -289,6 +300,20 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
     def can_notify(self) -> bool:
         return self._source.can_notify
 
+    @property
+    def complete(self) -> bool:
+        """Whether the end marker of the answer was taken: see `EventSource`."""
+        return self._source.complete
+
+    @property
+    def ended(self) -> bool:
+        """Whether the source has no more."""
+        return self._done
+
+    def is_finished(self) -> bool:
+        """See `EventSource`."""
+        return self._source.is_finished()
+
     def subscribe(self, wake: Callable[[], None] | None) -> None:
         """Set the callback: see `EventSource`."""
         self._source.subscribe(wake)
@@ -339,7 +364,8 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
                     items = self._break(error)
                     break
         except BaseException:
-            self._close_observers()
+            if not self._source.complete:  # otherwise `aclose` completes them
+                self._close_observers()
             raise
         if not items:
             await self.end()
@@ -372,8 +398,13 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             self._read = iter(items)
 
     async def aclose(self) -> None:
-        """Close the stream, and drop what has not been taken. Closing twice is harmless."""
+        """Close the stream, and drop what has not been taken. Closing twice is harmless.
+
+        Many clients leave at the end marker. The answer is complete then, and so are the observers.
+        """
         try:
+            if self._taps and self._source.complete:
+                await self.end()
             close = getattr(self._source, "aclose", None)
             if close is not None:
                 await close()
@@ -433,7 +464,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
 class _IteratorSource(Generic[T]):
     """A source that wraps an iterator. It reads item by item, and cannot notify."""
 
-    can_notify, drained = False, True
+    can_notify, drained, complete = False, True, False
 
     def __init__(self, inner: AsyncIterator[T]) -> None:
         self._inner = inner
@@ -445,6 +476,9 @@ class _IteratorSource(Generic[T]):
             raise self._error
         batch, self._batch = self._batch, None
         return batch
+
+    def is_finished(self) -> bool:
+        return False
 
     async def wait(self) -> None:
         try:

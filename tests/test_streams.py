@@ -29,7 +29,11 @@ class Scripted:
     over: bool = False
     drained: bool = False
     wake: Callable[[], None] | None = None
+    complete: bool = False  # its end marker was taken
     can_notify: ClassVar[bool] = True
+
+    def is_finished(self) -> bool:
+        return False
 
     def step(self) -> None:
         if self.over:  # it has told of that
@@ -224,6 +228,28 @@ def test_a_stream_that_is_given_up_closes_each_tap_once_and_ends_none(case: Case
         return notes
 
     assert asyncio.run(given_up()) == [f"tap {place} closed" for place in range(len(case.taps))]
+
+
+@given(CASES, st.booleans())
+def test_a_stream_that_is_closed_after_its_end_marker_completes_each_tap_once(case: Case, cancels: bool) -> None:
+    async def closed() -> list[str]:
+        notes: list[str] = []
+        source = Scripted([[1, 2]], complete=True)
+        flow = ObservedStream(source, *[tap.tap() for tap in case.noting(notes)])
+        driven = asyncio.create_task(pump(flow, lambda _: True, asyncio.Event().wait))
+        await asyncio.sleep(0)
+        source.step()
+        if cancels:
+            driven.cancel()
+            await asyncio.wait((driven,))
+        await flow.aclose()
+        await flow.aclose()
+        driven.cancel()
+        return notes
+
+    assert asyncio.run(closed()) == [
+        f"tap {place} {what}" for place in range(len(case.taps)) for what in ("ended", "closed")
+    ]
 
 
 async def test_what_came_together_goes_on_within_the_callback_that_brought_it() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.errors import BackendError, GatewayError, UpstreamStreamError
 from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
-from gateway.streams import ObservedStream, StreamObserver, as_observed, close_body, pump, wait_ready
+from gateway.streams import END_OF_BODY_S, ObservedStream, StreamObserver, as_observed, close_body, pump, wait_ready
 from gateway.unread_memory import UnreadMemory
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ MAX_STALL_S = 20.0
 class SharedCall:
     """`SharedCall` runs one backend call in its own task for all its readers.
 
-    It continues when the client that caused it leaves and others follow. It is cancelled, also upstream, when the last
-    client leaves. `origin` is the trace of the request that caused it, if there is one. Its buffer counts in `unread`.
+    It continues when the client that caused it leaves and others follow. If the last client leaves after the end marker
+    of the answer, the answer is stored. If it leaves earlier, the call is cancelled, also upstream. `origin` is the
+    trace of the request that caused it, if there is one. Its buffer counts in `unread`.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class SharedCall:
         self._loop = asyncio.get_running_loop()
         self._head: Response | None = None
         self._head_waiters: list[asyncio.Future[Response]] = []  # one per reader that waits for the head
-        self._abandoned = False  # the last reader has left
+        self._abandoned = False  # the last reader has left before the answer was complete
+        self._is_landing = False  # the last reader has left after the end marker of the answer
+        self._stream: ObservedStream[Any] | None = None  # from the backend
         self.task = self._loop.create_task(self._run(answer))
 
     def __del__(self) -> None:
@@ -81,19 +84,44 @@ class SharedCall:
         if isinstance(head.body, FullBody):
             self._leave(reader)
             return head
-        items: ObservedStream[Any] = ObservedStream(reader, StreamObserver(on_close=lambda: self._leave(reader)))
+        items: ObservedStream[Any] = ObservedStream(
+            reader,
+            StreamObserver(on_complete=lambda: self._land(reader), on_close=lambda: self._leave(reader)),
+        )
         return replace(head, body=EventStream(items) if isinstance(head.body, EventStream) else ByteStream(items))
 
     def _leave(self, reader: _FlightReader) -> None:
         self._positions.pop(reader, None)
         if self._room_event is not None:
             self._room_event.set()
-        if not self._positions and self._is_finished and self._items:
+        stream = self._stream
+        if self._positions:
+            return
+        if self._is_finished:
             self._drop_items(len(self._items))
-        if not self._positions and not self._is_finished and not self._abandoned:
-            self._abandoned = True
+        elif stream is None or stream.ended or stream.complete or not stream.is_finished():
+            self._end_if_unread()
+        else:  # the usage and the end marker are about to come
+            self._loop.call_later(END_OF_BODY_S, self._end_if_unread)
+
+    def _end_if_unread(self) -> None:
+        """End the call if nobody reads it: a complete answer lands, any other one is cancelled."""
+        if self._positions or self._is_finished or self._abandoned or self._is_landing:
+            return
+        stream = self._stream
+        self._is_landing = stream is not None and (stream.ended or stream.complete)
+        self._abandoned = not self._is_landing
+        if stream is None or not stream.ended:
             # Not before it has begun: its coroutine may hold resources, which only a started task releases.
             self._loop.call_soon(self.task.cancel)
+
+    def _land(self, reader: _FlightReader) -> Awaitable[None] | None:
+        """Leave with a complete answer. If the reader was the last one, wait until the answer is stored."""
+        self._leave(reader)
+        return self._wait_landed() if self._is_landing and not self._is_finished else None
+
+    async def _wait_landed(self) -> None:
+        await asyncio.wait((self.task,))
 
     # The readers' side
 
@@ -115,6 +143,11 @@ class SharedCall:
         if self._error is not None:
             raise self._error
         return () if self._is_finished else None
+
+    def is_complete_for(self, reader: _FlightReader) -> bool:
+        """Whether a reader has taken a complete answer."""
+        has_taken_all = self._positions.get(reader, -1) == self._trimmed + len(self._items)
+        return has_taken_all and self._stream is not None and self._stream.complete
 
     def subscribe(self, reader: _FlightReader, wake: Callable[[], None] | None) -> None:
         """Set or clear a reader's wake-up callback. See `EventSource.subscribe`."""
@@ -148,10 +181,13 @@ class SharedCall:
     async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
         assert not isinstance(body, Tunnel)  # no dialect's call becomes a tunnel
         try:
-            flow: ObservedStream[Any] = (
-                as_observed(body.events) if isinstance(body, EventStream) else as_observed(body.chunks)
-            )
-            await pump(flow, self._append_items, self._make_room)
+            self._stream = as_observed(body.events) if isinstance(body, EventStream) else as_observed(body.chunks)
+            await pump(self._stream, self._append_items, self._make_room)
+        except asyncio.CancelledError:
+            if not self._is_landing:
+                raise
+            self.task.uncancel()
+            # Nobody waits for the end of the body. To close a complete stream completes its observers.
         finally:
             await close_body(body)
 
@@ -236,6 +272,13 @@ class _FlightReader:
 
     def subscribe(self, wake: Callable[[], None] | None) -> None:
         self._flight.subscribe(self, wake)
+
+    @property
+    def complete(self) -> bool:
+        return self._flight.is_complete_for(self)
+
+    def is_finished(self) -> bool:
+        return False
 
     async def wait(self) -> None:
         await wait_ready(self)

@@ -82,6 +82,12 @@ class Anthropic(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return errors.error(kind, message)
 
+    def is_end(self, event: Event) -> bool:
+        return (event.name or with_event_name(event.data).name) in ENDS
+
+    def is_finished(self, last: Sequence[Event]) -> bool:
+        return False
+
     def is_over(self, last: Sequence[Event]) -> bool:
         return any(with_event_name(event.data).name in ENDS for event in last)
 

@@ -177,6 +177,12 @@ class OpenAI(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
+    def is_end(self, event: Event) -> bool:
+        return event.data == answers.DONE
+
+    def is_finished(self, last: Sequence[Event]) -> bool:
+        return self.is_over(last)
+
     def is_over(self, last: Sequence[Event]) -> bool:
         return any(answers.is_final(event.data) for event in reversed(last))
 

@@ -94,6 +94,12 @@ class OpenAIResponses(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": _error(kind, message, param)})
 
+    def is_end(self, event: Event) -> bool:
+        return (event.name or with_event_name(event.data).name) in answers.LAST_EVENTS
+
+    def is_finished(self, last: Sequence[Event]) -> bool:
+        return False
+
     def is_over(self, last: Sequence[Event]) -> bool:
         return any(with_event_name(event.data).name in answers.LAST_EVENTS for event in last)
 

@@ -70,6 +70,12 @@ class Unstreamed:
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": message})
 
+    def is_end(self, event: Event) -> bool:
+        return False
+
+    def is_finished(self, last: Sequence[Event]) -> bool:
+        return False
+
     def is_over(self, last: Sequence[Event]) -> bool:
         return not last or is_json(last[-1].data)
 

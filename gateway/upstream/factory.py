@@ -88,7 +88,8 @@ def _http(
     passthrough: bool,
     clock: Clock,
 ) -> UpstreamConfig:
-    session = AiohttpSession(section.timeouts.connect, section.max_concurrency)
+    # Twice as many connections as calls, because some of them only wait for the end of a body.
+    session = AiohttpSession(section.timeouts.connect, 2 * section.max_concurrency)
     backend = HttpBackend(
         name,
         address.url,

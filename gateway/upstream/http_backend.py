@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
 from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
 from gateway.ports import Clock, TranslatedCall
-from gateway.streams import ClosingStream, close_body
+from gateway.streams import StreamObserver, close_body, with_observer
 from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
 from gateway.upstream.base_url import BaseUrl
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
@@ -71,9 +71,7 @@ async def translate_response(name: str, response: Response, translated: Translat
     body = response.body
     try:
         if isinstance(body, EventStream):
-            return replace(
-                response, body=EventStream(ClosingStream(_events(body.events, translated), source=body.events))
-            )
+            return replace(response, body=EventStream(with_observer(body.events, _translator(translated))))
         if isinstance(body, FullBody):
             said = translated.whole(body.data) if response.status == 200 else None
             return _json(response, translated.error(response.status, body.data) if said is None else said)
@@ -88,14 +86,16 @@ def _json(response: Response, data: bytes) -> Response:
     return replace(response, headers=(*headers, ("Content-Type", "application/json")), body=FullBody(data))
 
 
-async def _events(events: AsyncIterator[Event], translated: TranslatedCall) -> AsyncGenerator[Event, None]:
-    async for event in events:
+def _translator(translated: TranslatedCall) -> StreamObserver[Event]:
+    """Return an observer that passes on the events in the client's dialect."""
+
+    def on_items(events: Sequence[Event]) -> Sequence[Event]:
         try:
-            said = translated.events(event)
+            return [each for event in events for each in translated.events(event)]
         except MalformedResponse as error:
             raise UpstreamStreamError(str(error)) from None
-        for each in said:
-            yield each
+
+    return StreamObserver(on_items)
 
 
 NOT_FOUND = 404

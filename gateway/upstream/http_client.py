@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 from yarl import URL
 
+from gateway.tasks import cancel_and_wait, spawn
 from gateway.upstream.aiohttp_session import CURRENT_CONNECTION, AiohttpSession, PooledConnection
 from gateway.upstream.http1.client import Client
 from gateway.upstream.http1.errors import ConnectFailed, ConnectionBroken, ConnectTimedOut, ExchangeFailed, TimedOut
@@ -84,6 +85,10 @@ class UpstreamResponse(Protocol):
     def close(self) -> None:
         """Release the connection if the body was read, else close it. A second call does nothing."""
 
+    def finish(self, deadline: float) -> None:
+        """Drop the rest of the body, and release the connection at its end. Close it if the end has not come by
+        `deadline`, which is event-loop time."""
+
 
 class HttpClient(Protocol):
     """A client of one origin."""
@@ -138,6 +143,7 @@ class AiohttpClient:
     def __init__(self, origin: str, session: AiohttpSession) -> None:
         self._origin = origin
         self._session = session
+        self._finishing: set[asyncio.Task[None]] = set()  # of answers whose connections wait for the end of their body
 
     async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
         headers, body = [*request.headers, *request.extra_headers], request.body
@@ -151,11 +157,11 @@ class AiohttpClient:
         try:
             async with asyncio.timeout_at(deadline):
                 try:
-                    return _Answer(await attempt())
+                    return _Answer(await attempt(), self._finishing)
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
                     if not request.repeatable or not isinstance(body, bytes) or not connection.reused:
                         raise
-                    return _Answer(await attempt())
+                    return _Answer(await attempt(), self._finishing)
         except aiohttp.ConnectionTimeoutError:
             raise ConnectTimedOut("no connection was established in time") from None
         except TimeoutError:
@@ -166,6 +172,7 @@ class AiohttpClient:
             raise ExchangeFailed(type(error).__name__) from None
 
     async def close(self) -> None:
+        await cancel_and_wait(*self._finishing)
         await self._session.close()
 
 
@@ -174,8 +181,9 @@ class _Answer:
 
     memo = None
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, finishing: set[asyncio.Task[None]]) -> None:
         self._response = response
+        self._finishing = finishing
         self._content = response.content
         self.status = response.status
         self.headers = tuple(response.headers.items())
@@ -216,6 +224,21 @@ class _Answer:
             self._response.release()
         else:
             self._response.close()
+
+    def finish(self, deadline: float) -> None:
+        if self.at_eof:
+            self.close()
+        else:
+            spawn(self._finishing, self._finish(deadline))
+
+    async def _finish(self, deadline: float) -> None:
+        try:
+            while not self.at_eof:
+                await self.read(deadline)
+        except ExchangeFailed:
+            pass
+        finally:
+            self.close()
 
     def _set_quickack(self) -> None:
         """See `gateway.upstream.http1.connection`."""

@@ -12,7 +12,7 @@ from gateway.config.backends import Timeouts
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, UpstreamStreamError
 from gateway.messages import ByteStream, Dialect, Event, EventStream, FullBody, Response
-from gateway.streams import ObservedStream, StreamObserver
+from gateway.streams import END_OF_BODY_S, ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.http1.errors import ExchangeFailed, TimedOut
 from gateway.upstream.http1.response import HttpResponse
@@ -36,6 +36,8 @@ class ResponseReader:
         self._loop = asyncio.get_running_loop()
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
+        self.complete = False  # the end marker of the answer was read: only the end of the body is missing
+        self.is_finished: Callable[[], bool] = lambda: False  # see `EventSource`
 
     async def answer(self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None) -> Response:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
@@ -48,8 +50,9 @@ class ResponseReader:
             if dialect.relays:
                 return Response(answer.status, headers, self._bytes(first))
             parser = SSEParser()
-            end = partial(self._end_events, parser, dialect)
-            return Response(answer.status, headers, EventStream(self._stream(first, parser.feed, end)))
+            feed, end = partial(self._feed_events, parser, dialect), partial(self._end_events, parser, dialect)
+            self.is_finished = lambda: dialect.is_finished(parser.recent)
+            return Response(answer.status, headers, EventStream(self._stream(first, feed, end)))
         if _length_of(answer.header_map) > MAX_WHOLE_BYTES:
             return Response(answer.status, headers, self._bytes(first))
         data, complete = (first, True) if answer.at_eof else await self._collect(first)
@@ -58,13 +61,24 @@ class ResponseReader:
         self.close()
         return Response(answer.status, headers, FullBody(data))
 
+    def _feed_events(self, parser: SSEParser, dialect: Dialect, chunk: bytes) -> Sequence[Event]:
+        """Return the events that a chunk completes, and look for the end marker among them."""
+        events = parser.feed(chunk)
+        if not self.complete:
+            for event in events:
+                if dialect.is_end(event):
+                    self.complete = True
+                    self._deadline = min(self._deadline, self._loop.time() + END_OF_BODY_S)
+                    break
+        return events
+
     def _end_events(self, parser: SSEParser, dialect: Dialect) -> Sequence[Event]:
         """Return the last event of a body that has ended, if it lacks its blank line. Raise `UpstreamStreamError` if
         the stream was cut. Half an event is never passed on."""
         rest = parser.close()
         if rest and dialect.is_over(rest):
             return rest
-        if not dialect.is_over([*parser.recent, *rest]):
+        if not self.complete and not dialect.is_over([*parser.recent, *rest]):
             raise UpstreamStreamError(f"backend '{self._name}' ended the stream before its end marker")
         return ()
 
@@ -111,12 +125,17 @@ class ResponseReader:
         return ObservedStream(_Body(self, first, feed, close), StreamObserver(on_close=self.close))
 
     async def read(self) -> bytes:
-        """Return the next part of the body; empty at the end. Raise `UpstreamStreamError`."""
+        """Return the next part of the body; empty at the end. Raise `UpstreamStreamError`.
+
+        A complete answer cannot break any more.
+        """
         if self._answer.at_eof:
             return b""
         try:
             return await self._answer.read(min(self._loop.time() + self._timeouts.idle, self._deadline))
         except ExchangeFailed as error:
+            if self.complete:
+                return b""
             raise self.stream_error(error) from None
 
     @property
@@ -132,13 +151,17 @@ class ResponseReader:
         return UpstreamStreamError(f"backend '{self._name}' {what}")
 
     def close(self) -> None:
-        """Release the connection if the body is complete. Otherwise close it, which cancels the call upstream."""
+        """Release the connection if the body is complete. Otherwise close it, which cancels the call upstream. If only
+        the end of the body is missing, the connection waits for it."""
         if self._timer is not None:
             self._timer.cancel()
         self._release()
 
     def _release(self) -> None:
-        self._answer.close()
+        if self.complete:
+            self._answer.finish(self._deadline)
+        else:
+            self._answer.close()
         self._permit.release()
 
 
@@ -169,6 +192,13 @@ class _Body(Generic[T]):
         close, self._close = self._close, None
         return () if close is None else close()
 
+    @property
+    def complete(self) -> bool:
+        return self._exchange.complete
+
+    def is_finished(self) -> bool:
+        return self._exchange.is_finished()
+
     async def wait(self) -> None:
         self._chunk = await self._exchange.read()
 
@@ -191,8 +221,18 @@ class _NotifyingBody(_Body[T]):
     ) -> None:
         super().__init__(exchange, first, feed, close)
         self._answer = answer
+        self._wake: Callable[[], None] | None = None
+        self._waits_for_end = False  # the end of the body is awaited, with its own limit
 
     def take(self) -> Sequence[T] | None:
+        items = self._take()
+        if items and self._exchange.complete and not self._waits_for_end:
+            self._waits_for_end = True
+            if self._wake is not None:
+                self.subscribe(self._wake)
+        return items
+
+    def _take(self) -> Sequence[T] | None:
         answer = self._answer
         while True:
             if self._chunk is not None:
@@ -203,6 +243,9 @@ class _NotifyingBody(_Body[T]):
                 self.drained = False  # nobody is told of the end that follows the last event
                 return self._end()
             elif answer.error is not None:
+                if self._exchange.complete:
+                    self.drained = False
+                    return self._end()
                 raise self._exchange.stream_error(answer.error)
             else:
                 return None
@@ -211,6 +254,7 @@ class _NotifyingBody(_Body[T]):
                 return items
 
     def subscribe(self, wake: Callable[[], None] | None) -> None:
+        self._wake = wake
         self._answer.subscribe(wake, *self._exchange.limits)
 
 

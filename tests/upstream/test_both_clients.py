@@ -402,6 +402,44 @@ async def test_no_more_connections_than_allowed_are_opened(kind: str, server: Wi
     assert most <= 2
 
 
+def halting(server: WireUpstream) -> asyncio.Event:
+    """The server sends a body of `ab`, but its rest only when the event is set."""
+    go_on = asyncio.Event()
+
+    async def script(wire: Wire, _: Message) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        await go_on.wait()
+        await wire.send(b"1\r\nb\r\n0\r\n\r\n")
+
+    server.script = script
+    return go_on
+
+
+async def test_a_connection_is_kept_if_the_end_of_its_body_comes_in_time(
+    client: HttpClient, server: WireUpstream
+) -> None:
+    go_on = halting(server)
+    answer = await client.send(get(), deadline())
+    assert await answer.read(deadline()) == b"a"
+    answer.finish(deadline())
+    go_on.set()
+    await until(lambda: answer.whole)
+    assert (await asked(client, get()))[1] == b"ab"
+    assert connections(server) == 1
+
+
+async def test_a_connection_is_closed_if_the_end_of_its_body_does_not_come(
+    client: HttpClient, server: WireUpstream
+) -> None:
+    halting(server)
+    answer = await client.send(get(), deadline())
+    assert await answer.read(deadline()) == b"a"
+    server.answer(OK)
+    answer.finish(deadline(0.01))
+    assert (await asked(client, get()))[1] == b"ok"
+    await until(lambda: not answer.whole and connections(server) == 1)
+
+
 async def chunks(*given: bytes) -> AsyncIterator[bytes]:
     for chunk in given:
         yield chunk

@@ -122,6 +122,21 @@ async def test_all_connections_of_a_crowd_are_kept_for_the_next_one(server: Wire
     await client.close()
 
 
+async def test_connections_that_wait_for_the_end_of_a_body_hold_up_no_call(server: WireUpstream) -> None:
+    async def script(wire: Wire, _: Message) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        await asyncio.Event().wait()
+
+    server.script = script
+    client = Client(Origin.of(server.url), connect_s=PATIENT_S, max_connections=1, idle_s=PATIENT_S)
+    for _ in range(4):
+        answer = await client.send(GET, repeatable=True, deadline=deadline())
+        assert await answer.read(deadline()) == b"a"
+        answer.finish(deadline())
+        assert client.pool.open <= 2, "and there are no more of them than there may be calls"
+    await client.close()
+
+
 async def test_a_server_says_for_how_long_it_keeps_a_connection(client: Client, server: WireUpstream) -> None:
     server.answer(b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\nok")
     assert await body_of(client) == b"ok"

@@ -137,6 +137,9 @@ class ConnectionOwner(Protocol):
     def add(self, connection: ClientConnection) -> None:
         """Register a new connection. `remove` follows exactly once."""
 
+    def finish(self, connection: ClientConnection) -> None:
+        """Take note that a connection only waits for the end of a body. `release` or `remove` follows."""
+
     def release(self, connection: ClientConnection) -> None:
         """Take back a connection that is ready for the next exchange."""
 
@@ -161,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
         self._answer: HttpResponse | None = None  # of the exchange in flight
         self._upload: RequestBody | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._listener: Callable[[], None] | None = None
+        self._listener: Callable[[], object] | None = None
         self._idle_timeout_s = self._deadline = self._last_read_at = 0.0  # see `subscribe`; event-loop time
         self._quickack_set = False  # since the last request
         self._is_paused = False  # nothing is read from the socket until somebody waits for it
@@ -203,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer.set(deadline)
         return waiter
 
-    def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
+    def subscribe(self, listener: Callable[[], object] | None, idle_timeout_s: float, deadline: float) -> None:
         """Implement `HttpResponse.subscribe`. While nobody listens, the body stays in the sockets: here it would take
         memory that no setting bounds."""
         self._listener, self._idle_timeout_s, self._deadline = listener, idle_timeout_s, deadline
@@ -217,6 +220,11 @@ class ClientConnection(asyncio.Protocol):
                 self._set_quickack()
             self._last_read_at = self._loop.time()
             self._timer.set(min(self._last_read_at + idle_timeout_s, deadline))
+
+    def finish(self, discard: Callable[[], object], deadline: float) -> None:
+        """Implement `HttpResponse.finish`. `discard` drops what arrives."""
+        self.subscribe(discard, math.inf, deadline)
+        self._owner.finish(self)
 
     def close(self) -> None:
         """Close an idle connection."""

@@ -126,7 +126,11 @@ CLOSE_S = 5.0  # transports report their close in the next iteration of the loop
 
 
 class ConnectionPool:
-    """`ConnectionPool` keeps at most `max_connections`, each idle for at most `idle_s` seconds."""
+    """`ConnectionPool` keeps at most `max_connections`, each idle for at most `idle_s` seconds.
+
+    Connections that only wait for the end of a body do not count. There are at most as many of them: a server that does
+    not end its bodies holds up no further call.
+    """
 
     def __init__(self, connector: Connector, *, max_connections: int, idle_s: float) -> None:
         self._connector = connector
@@ -135,6 +139,7 @@ class ConnectionPool:
         self._names, self._known = HeaderNames(), ResponseHeadCache()
         self._all: set[ClientConnection] = set()
         self._idle: dict[ClientConnection, None] = {}  # last freed, first used, so that the others can time out
+        self._finishing: dict[ClientConnection, None] = {}  # those that wait for the end of a body, the oldest first
         self._opening = 0  # includes slots that are promised to waiters
         self._waiters: deque[asyncio.Future[ClientConnection | None]] = deque()
         self._closed = False
@@ -159,7 +164,7 @@ class ConnectionPool:
 
         `deadline` is event-loop time. Raise `ConnectFailed`.
         """
-        while len(self._all) + self._opening >= self._max_connections:
+        while self._counted >= self._max_connections:
             if self._idle:  # the caller wants a new one because idle ones may be stale
                 stale = next(iter(self._idle))
                 del self._idle[stale]
@@ -184,19 +189,36 @@ class ConnectionPool:
         self._all.add(connection)
         self._empty.clear()
 
+    def finish(self, connection: ClientConnection) -> None:
+        """Take note that a connection only waits for the end of a body. Close the oldest such one if there are too
+        many."""
+        if len(self._finishing) >= self._max_connections:
+            oldest = next(iter(self._finishing))
+            del self._finishing[oldest]
+            oldest.abort()
+        self._finishing[connection] = None
+        self._wake_waiters()
+
+    @property
+    def _counted(self) -> int:
+        return len(self._all) + self._opening - len(self._finishing)
+
     def release(self, connection: ClientConnection) -> None:
+        if self._finishing:
+            self._finishing.pop(connection, None)
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(connection)
                 return
-        if self._closed:
+        if self._closed or self._counted > self._max_connections:
             connection.close()
         else:
             self._idle[connection] = None
 
     def remove(self, connection: ClientConnection) -> None:
         self._all.discard(connection)
+        self._finishing.pop(connection, None)
         if not self._all:
             self._empty.set()
         self._idle.pop(connection, None)
@@ -243,7 +265,7 @@ class ConnectionPool:
 
     def _wake_waiters(self) -> None:
         """Wake as many waiters as there is room for."""
-        while self._waiters and len(self._all) + self._opening < self._max_connections:
+        while self._waiters and self._counted < self._max_connections:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self._opening += 1

@@ -13,6 +13,8 @@ class ResponseConnection(Protocol):
 
     def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None: ...
 
+    def finish(self, discard: Callable[[], object], deadline: float) -> None: ...
+
     def abort(self) -> None: ...
 
 
@@ -89,3 +91,10 @@ class HttpResponse:
         """
         if self._connection is not None:
             self._connection.abort()
+
+    def finish(self, deadline: float) -> None:
+        """Drop the rest of the body, and release the connection at its end. Close it if the end has not come by
+        `deadline`, which is event-loop time."""
+        if self._connection is not None:
+            self.take()
+            self._connection.finish(self.take, deadline)
