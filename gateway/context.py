@@ -15,6 +15,7 @@ from gateway.errors import TooManyInflight
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import (
     NO_DIRECTIVES,
+    Affinity,
     Bypass,
     CacheDirectives,
     CacheKeys,
@@ -107,7 +108,7 @@ class RequestContext:
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "classification", "tier_decision", "outlook", "light_only", "metered", "overloaded",
-        "preferred_upstream", "pinned_upstream", "called_upstream",
+        "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer",
     )  # fmt: skip
 
     def __init__(
@@ -215,6 +216,8 @@ class RequestContext:
         self.preferred_upstream: str | None = None  # the address that its session prefers while it is not overloaded
         self.pinned_upstream: str | None = None  # the address to call while in service: it awaits a tool result
         self.called_upstream: str | None = None  # the address called last, if the backend has several
+        self.affinity: Affinity | None = None  # who made the resource that it names: only that backend has it
+        self.reads_answer = False  # no dialect claims the path, but the gateway reads the answer for ids of resources
 
     @property
     def log_fields(self) -> dict[str, str]:

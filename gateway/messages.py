@@ -126,9 +126,17 @@ class Choice(StrEnum):
     ESCALATED = "cascade-escalated"  # the check rejected the answer, could not tell, or had none to check
     SESSION = "session"  # earlier turns of the session keep it on this backend
     TOOL_RESULT = "tool-result"  # this backend made the tool call, or stores the response that the request continues
+    RESOURCE = "resource"  # this backend made the resource that the request names: a response, a file, a batch, ...
     MISFIT = "cascade-misfit"  # the lightest model's answer did not fit the JSON Schema of the request
     STEP_FAILED = "step-failed"  # the choice failed unexpectedly: see `nearhit_step_failures_total`
     KEPT = "cascade-kept"  # the check rejected the answer, but no better model could answer, or none in time
+
+
+class Affinity(NamedTuple):
+    """The backend that made a resource, and the address that did; None: the backend has one address."""
+
+    backend: str
+    upstream: str | None
 
 
 @dataclass(slots=True)

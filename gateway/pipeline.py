@@ -28,10 +28,15 @@ class Deployment:
 
     api_keys: bool  # clients authenticate with API keys, which may have limits
     shared_store: bool  # other gateways use the store
+    several_upstreams: bool = False  # so a resource may be at any of them
 
     @classmethod
     def of(cls, config: Config) -> Deployment:
-        return cls(config.auth.mode == "keys", config.store.url != "embedded" or config.server.workers > 1)
+        return cls(
+            config.auth.mode == "keys",
+            config.store.url != "embedded" or config.server.workers > 1,
+            sum(len(getattr(backend, "addresses", (backend,))) for backend in config.backends.values()) > 1,
+        )
 
 
 Applies = Callable[[Route, Deployment], bool]
@@ -67,6 +72,10 @@ def _limited(route: Route, deployment: Deployment) -> bool:
 
 def _leased(route: Route, deployment: Deployment) -> bool:
     return route.caches and deployment.shared_store
+
+
+def _several(_: Route, deployment: Deployment) -> bool:
+    return deployment.several_upstreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,8 @@ PER_ROUTE: Sequence[Step[RouteSteps]] = (
     Step("StoreResponse", RouteSteps.store_response, "admission, put, index: before the flight lands", _cached,
          recovery=skip),
     Step("RateLimit", RouteSteps.rate_limit, "limits on calls to backends", _limited),
+    Step("ResourceAffinity", RouteSteps.resource_affinity, "what a backend made is asked of that backend", _several,
+         recovery=skip),
     Step("Dispatch", RouteSteps.dispatch, "tier, budget, fallback, retry, hedge, send"),
 )  # fmt: skip
 

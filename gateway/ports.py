@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gateway.limits import Demand, Return, TakeResult
 from gateway.messages import (
+    Affinity,
     Call,
     EmbeddedVector,
     Embedding,
@@ -672,6 +673,16 @@ class Translation(Protocol):
 
 
 # The store of limit counts, for all gateways that share it.
+class AffinityStore(Protocol):
+    """The makers of resources, by a digest of the resource's id and its tenant: a bounded number, for 30 days."""
+
+    async def find(self, keys: Sequence[bytes]) -> list[Affinity | None]:
+        """Return the maker of each. Raise `StoreUnavailable`."""
+
+    async def add(self, made: Mapping[bytes, Affinity]) -> None:
+        """Raise `StoreUnavailable`."""
+
+
 class QuotaStore(Protocol):
     """The port to the limit counts. It uses its own clock. Every method raises `StoreUnavailable`. Counts expire."""
 

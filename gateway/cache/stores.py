@@ -24,6 +24,7 @@ from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.quotas import RedisQuotas
 from gateway.adapters.redis.record_encryption import MIN_SECRET, RecordKeys
 from gateway.adapters.redis.records import PLAIN, RecordCodec
+from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
 from gateway.cache.cluster_leases import TTL_S as LEASE_TTL_S
@@ -49,6 +50,7 @@ class Stores:
     keys: RedisApiKeys
     leases: RedisLeases | None  # None: no other gateway is on this store
     quotas: RedisQuotas
+    affinity: RedisAffinity
     jobs: RedisJobs
     batches: RedisBatches
     server: ValkeySupervisor | None
@@ -146,6 +148,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         keys=RedisApiKeys(redis),
         leases=leases,
         quotas=quotas,
+        affinity=RedisAffinity(redis, timeout_s=config.store.timeout),
         jobs=jobs,
         batches=batches,
         server=server,

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Protocol
 
 from gateway.config.policy.model import Late, Target
+from gateway.config.policy.parameters import untuned
 from gateway.config.policy.targets import TierPart
 from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Choice, TierDecision
@@ -85,6 +86,28 @@ class Decision:
 
 def only(backend: str) -> Decision:
     return Decision((backend,), None, Choice.ONLY)
+
+
+def bound_to(decision: Decision, target: Target, backend: str) -> Decision:
+    """Return the decision for a request that names a resource of `backend`. No other backend has it.
+
+    A limit that excludes the backend stands. The backend need not be one of the route's: another route may have used
+    it.
+    """
+    named = (*decision.backends, *target.members)
+    name = next((each for each in named if untuned(each) == backend), backend)
+    if decision.reason is Choice.LIMIT and name not in decision.backends:
+        return decision
+    return replace(
+        decision,
+        backends=(name,),
+        tier=target.tier_with_backend(name),
+        reason=Choice.RESOURCE,
+        promised=False,
+        late=False,
+        trial=None,
+        trial_skipped=False,
+    )
 
 
 def choose(

@@ -67,6 +67,7 @@ class TunedPool:
             return await self._pool.call(tuned)
         finally:
             request.upstream_call, request.upstream_due = tuned.upstream_call, tuned.upstream_due
+            request.called_upstream = tuned.called_upstream
 
 
 def pools_of(target: Target, pools: Mapping[str, UpstreamPool]) -> Mapping[str, CallableBackend]:

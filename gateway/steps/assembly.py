@@ -38,6 +38,7 @@ from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.rate_limit import CountRequests, RateLimit
+from gateway.steps.resource_affinity import ResourceStep
 from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup
@@ -222,6 +223,11 @@ class RouteSteps:
         route, parts = self.route, self.parts
         prices = prices_of(route.target, parts.prices)
         return RateLimit(inner, route, parts.quotas, prices, parts.telemetry).__call__
+
+    def resource_affinity(self, inner: Handler) -> Handler:
+        parts = self.parts
+        members = dict.fromkeys(untuned(name) for name in self.route.target.members)
+        return ResourceStep(inner, parts.affinity, parts.pools, [parts.pools[name] for name in members]).__call__
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts

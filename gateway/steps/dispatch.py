@@ -12,7 +12,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.latency_promises import Promise, Promises
-from gateway.routing.selection import Decision
+from gateway.routing.selection import Decision, bound_to
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.token_counts import TokenCounts, counts_tokens
@@ -67,7 +67,7 @@ class Dispatch:
         return self._answer(request)
 
     def _answer(self, request: RequestContext) -> Awaitable[Response]:
-        if self._sole is not None and (request.call is None or not request.has_budget):
+        if self._sole is not None and request.affinity is None and (request.call is None or not request.has_budget):
             return self._call_sole(request, self._sole)
         return self._choose_and_call(request)
 
@@ -91,6 +91,9 @@ class Dispatch:
 
     async def _choose_and_call(self, request: RequestContext) -> Response:
         decision = await self._choose(request)
+        if request.affinity is not None:
+            decision = bound_to(decision, self._route.target, request.affinity.backend)
+            request.pinned_upstream = request.affinity.upstream
         if decision.late:
             self._refuse_if_late(request)
         slo = self._begin(request, decision)

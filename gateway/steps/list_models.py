@@ -15,6 +15,7 @@ from gateway.dialects.known import MODELS
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
+from gateway.streams import close_body
 from gateway.upstream.backend import UpstreamPool
 
 LISTED = ("openai", "anthropic", "text")  # dialects with models by name
@@ -50,8 +51,25 @@ class ModelList:
             listed = list(models.values())
             return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})
         if name not in models:
-            raise NotFound(f"the model {name[:100]!r} does not exist")
+            return await self._ask_each(request, backends, name, anthropic=anthropic)
         return _json(anthropic_model(models[name]) if anthropic else models[name])
+
+    async def _ask_each(
+        self, request: RequestContext, backends: Sequence[UpstreamPool], name: str, *, anthropic: bool
+    ) -> Response:
+        """Return the first backend's answer that has a model which no list has, such as an alias. Raise `NotFound`."""
+        request.reads_answer = True
+        for backend in backends:
+            if backend.http and (backend.speaks == "anthropic") == anthropic:
+                try:
+                    response = await backend.call(request)
+                except BackendError:
+                    continue
+                if response.status == 200 and _is_model(response):
+                    provenance = Provenance(Verdict.BYPASS, reason=Bypass.PASS_THROUGH, backend=backend.name)
+                    return Response(response.status, response.headers, response.body, provenance)
+                await close_body(response.body)
+        raise NotFound(f"the model {name[:100]!r} does not exist")
 
     async def _merge_models(
         self, request: RequestContext, backends: Sequence[UpstreamPool]
@@ -66,6 +84,17 @@ class ModelList:
         if failures and len(failures) == len(answers):
             raise failures[0] if isinstance(failures[0], BackendError) else BackendError("no backend lists its models")
         return models
+
+
+def _is_model(response: Response) -> bool:
+    """Return whether an answer describes a model. Some servers answer any path with 200."""
+    if not isinstance(response.body, FullBody):
+        return response.content_type.startswith("application/json")
+    try:
+        value = orjson.loads(response.body.data)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and isinstance(value.get("id"), str)
 
 
 def _json(value: object) -> Response:

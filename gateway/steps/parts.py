@@ -53,6 +53,7 @@ from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
 from gateway.routing.rate_limiter import RateLimiter
+from gateway.routing.resource_affinity import ResourceAffinity
 from gateway.routing.sessions import SessionTable
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
@@ -272,6 +273,7 @@ class Parts:
     unstorable: HitForMiss
     cluster_leases: ClusterLeases | None  # None: no other gateway is on this store
     quotas: RateLimiter
+    affinity: ResourceAffinity
     clock: Clock
     telemetry: Telemetry
     max_entry: int
@@ -355,6 +357,7 @@ async def build_parts(
         unstorable=HitForMiss(clock),
         cluster_leases=cluster_leases,
         quotas=quotas,
+        affinity=_open_affinity(stack, stores),
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
@@ -430,6 +433,12 @@ def _open_leases(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) ->
     cluster_leases = ClusterLeases(stores.leases, telemetry)
     stack.push_async_callback(cluster_leases.close)  # once no call is in flight any more
     return cluster_leases
+
+
+def _open_affinity(stack: AsyncExitStack, stores: Stores) -> ResourceAffinity:
+    affinity = ResourceAffinity(stores.affinity)
+    stack.push_async_callback(affinity.close)
+    return affinity
 
 
 def _open_quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> RateLimiter:

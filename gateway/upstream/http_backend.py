@@ -402,6 +402,9 @@ class HttpBackend(LimitedBackend):
         headers = passing.apply(client_headers.items(), connection_header(client_headers))
         if foreign:
             headers = translated_headers(headers, self.speaks)
+        if request.reads_answer and not is_parsed:  # the body goes as it came, the answer has to be readable
+            headers = [header for header in headers if header[0].lower() != "accept-encoding"]
+            headers.append(("Accept-Encoding", "identity"))
         return headers + self._gateway_headers(headers, is_parsed=is_parsed)
 
     def _gateway_headers(self, headers: list[tuple[str, str]], *, is_parsed: bool) -> list[tuple[str, str]]:

@@ -97,7 +97,7 @@ def test_explain_prints_the_steps_of_a_route(home: Path, capsys: pytest.CaptureF
     (home / "policies" / "policy.yaml").write_text(NO_CACHE.replace("main", "light"))
     assert ask(home, EASY, "--steps", "--json") == 0
     found = [name for name, _ in json.loads(capsys.readouterr().out)["steps"]]
-    assert found == [step.name for step in SHARED] + ["Negotiate", "Dispatch"]
+    assert found == [step.name for step in SHARED] + ["Negotiate", "ResourceAffinity", "Dispatch"]
 
 
 def test_explain_can_be_held_to_an_expectation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

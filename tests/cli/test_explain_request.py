@@ -59,7 +59,7 @@ async def test_it_can_be_held_to_an_expectation_and_speaks_json(
     assert await asyncio.to_thread(main, arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["late"] is True
-    assert [name for name, _ in found["steps"]][-2:] == ["StoreResponse", "Dispatch"]
+    assert [name for name, _ in found["steps"]][-3:] == ["StoreResponse", "ResourceAffinity", "Dispatch"]
     assert found["outlook"]["backends"]["large"]["total_s"] == pytest.approx(2.0, rel=0.1)
 
 

@@ -1,0 +1,233 @@
+"""Read the ids of resources: those that a request names, and those that an answer reports. Pure.
+
+A backend makes a resource and stores it under an id. Responses, conversations, files, batches, vector stores and
+threads are resources. Only the backend that made one knows its id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+import orjson
+
+from gateway.messages import Call
+
+VERSION = "/v1/"
+# The first segment of the paths under which OpenAI's, Azure's and Anthropic's APIs have resources.
+COLLECTIONS = frozenset(
+    {
+        "assistants",
+        "batches",
+        "chat",  # `/v1/chat/completions/ID`: stored completions
+        "containers",
+        "conversations",
+        "evals",
+        "files",
+        "fine_tuning",
+        "messages",  # `/v1/messages/batches/ID`: Anthropic's batches
+        "responses",
+        "skills",
+        "threads",
+        "uploads",
+        "vector_stores",
+        "videos",
+    }
+)
+# Segments of those paths that are no ids.
+WORDS = frozenset(
+    {
+        "batches",
+        "cancel",
+        "checkpoints",
+        "compact",
+        "complete",
+        "completions",
+        "content",
+        "count_tokens",
+        "events",
+        "file_batches",
+        "files",
+        "input_items",
+        "input_tokens",
+        "items",
+        "jobs",
+        "messages",
+        "output_items",
+        "parts",
+        "pause",
+        "remix",
+        "results",
+        "resume",
+        "runs",
+        "search",
+        "steps",
+        "submit_tool_outputs",
+        "versions",
+    }
+)
+# A resource of these collections reports what it has made besides itself, such as the files with a batch's results.
+MAKERS = frozenset({"batches", "fine_tuning"})
+CONVERSATIONS = frozenset({"chat.completions", "responses", "messages"})  # the operations whose calls may name ids
+
+MAX_ID = 256  # characters; a longer text is no id
+MAX_NAMED = 16  # ids of one request that are looked up
+MAX_REPORTED = 64  # ids of one answer that are remembered
+MAX_NODES = 20_000  # objects and arrays of a body that are visited
+MAX_JSON_BYTES = 1024 * 1024  # a longer body is not read for ids
+
+OWN_ID = re.compile(rb'"id"\s*:\s*"([!-\[\]-~]{1,256})"')
+HEAD_BYTES = 1024
+
+# Keys that end like those of ids, but name no resource of a backend.
+FOREIGN = frozenset(
+    {
+        "tool_call_id",
+        "tool_use_id",
+        "call_id",
+        "user_id",
+        "session_id",
+        "request_id",
+        "organization_id",
+        "project_id",
+        "previous_item_id",
+        "approval_request_id",
+        "client_id",
+        "custom_id",
+        "event_id",
+        "model_id",
+    }
+)
+ID_KEYS = frozenset({"conversation", "container", "training_file", "validation_file"})
+ID_LISTS = frozenset({"result_files", "file_ids", "vector_store_ids"})
+
+
+def collection_of(path: str) -> str | None:
+    """Return the first segment of a path with resources, such as `files`; None: the path has none."""
+    if not path.startswith(VERSION):
+        return None
+    first = path[len(VERSION) :].partition("/")[0]
+    return first if first in COLLECTIONS else None
+
+
+def ids_in_path(path: str) -> list[str]:
+    """Return the ids in a path for which `collection_of` is not None."""
+    segments = map(unquote, path[len(VERSION) :].split("/")[1:])
+    return [segment for segment in segments if is_id(segment) and segment not in WORDS][:MAX_NAMED]
+
+
+def ids_in_query(query: str) -> list[str]:
+    """Return the values in a query that may be ids, such as that of `after`."""
+    if not query:
+        return []
+    try:
+        fields = parse_qsl(query, max_num_fields=2 * MAX_NAMED)
+    except ValueError:
+        return []
+    return [value for _, value in fields if is_id(value)][:MAX_NAMED]
+
+
+def ids_in_json(body: bytes) -> list[str]:
+    """Return the ids that a body of JSON names; none if it is too long, or is no JSON."""
+    return list(islice(_walk([value]), MAX_NAMED)) if (value := _parse(body)) is not None else []
+
+
+def ids_in_call(call: Call, body: bytes) -> list[str]:
+    """Return the ids that a call names: the responses, conversations, files and containers that it continues or uses.
+
+    `body` is the request's. A call without such fields costs a search for two words in it.
+    """
+    said, roots = call.body, list[Any]()
+    found = [value for key in ("previous_response_id", "conversation", "container") for value in _values(said.get(key))]
+    tools = said.get("tools")
+    if isinstance(tools, list):
+        for tool in tools:
+            if isinstance(tool, Mapping):
+                for key in ("vector_store_ids", "container"):
+                    found += _values(tool.get(key))
+    if b"file_id" in body or b"item_reference" in body:
+        roots += [said.get(key) for key in ("messages", "input", "tools", "prompt", "tool_resources")]
+    return list(dict.fromkeys([*found, *islice(_walk(roots), MAX_NAMED)]))[:MAX_NAMED]
+
+
+def makes_resource(call: Call) -> bool:
+    """Return whether the backend stores the answer of a call under its id."""
+    if call.operation == "chat.completions":
+        return call.body.get("store") is True
+    return call.operation == "responses" and call.stored
+
+
+def reported_ids(data: bytes) -> list[str]:
+    """Return the ids that an answer, or one event of it, reports: its own first, then those of its parts.
+
+    If the answer is too long, or cut off, only its own is read, because it stands at the beginning.
+    """
+    value = _parse(data)
+    if not isinstance(value, dict):
+        own = OWN_ID.search(data, 0, HEAD_BYTES)
+        return [] if own is None else [own[1].decode()]
+    found: list[str] = []
+    for each in (value, value.get("response"), value.get("item")):
+        if isinstance(each, dict):
+            found += _reported(each)
+    return list(dict.fromkeys(found))[:MAX_REPORTED]
+
+
+def _reported(value: Mapping[str, Any]) -> Iterator[str]:
+    yield from _values(value.get("id"))
+    for key, field in value.items():
+        if key in ID_LISTS or key in ID_KEYS or _names_id(key):
+            yield from _values(field)
+    output = value.get("output")
+    for item in output if isinstance(output, list) else ():
+        if isinstance(item, Mapping):
+            yield from _values(item.get("id"))
+            yield from _values(item.get("container_id"))
+
+
+def is_id(text: str) -> bool:
+    return 0 < len(text) <= MAX_ID and text.isprintable() and " " not in text
+
+
+def _values(field: Any) -> list[str]:
+    """Return the ids in the value of a field: a text, an object with `id` or `file_ids`, or a list of texts."""
+    if isinstance(field, str):
+        return [field] if is_id(field) else []
+    if isinstance(field, Mapping):
+        return [*_values(field.get("id")), *_values(field.get("file_ids"))]
+    if isinstance(field, list):
+        return [each for each in field[:MAX_REPORTED] if isinstance(each, str) and is_id(each)]
+    return []
+
+
+def _names_id(key: str) -> bool:
+    return key.endswith(("_id", "_ids")) and key not in FOREIGN
+
+
+def _walk(roots: Iterable[Any]) -> Iterator[str]:
+    """Yield the ids that fields name anywhere below `roots`."""
+    stack, visited = list(roots), 0
+    while stack and visited < MAX_NODES:
+        value = stack.pop()
+        visited += 1
+        if isinstance(value, list):
+            stack += reversed(value[:MAX_NODES])
+        elif isinstance(value, dict):
+            if value.get("type") == "item_reference":
+                yield from _values(value.get("id"))
+            for key, field in value.items():
+                if key in ID_KEYS or key in ID_LISTS or _names_id(key):
+                    yield from _values(field)
+            stack += [field for field in value.values() if isinstance(field, dict | list)]
+
+
+def _parse(data: bytes) -> Any:
+    if len(data) > MAX_JSON_BYTES:
+        return None
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
