@@ -104,7 +104,7 @@ def json_writer(payload: Iterable[bytes]) -> Callable[[Any], bytes]:
     return dump_json if any(map(is_lenient, payload)) else orjson.dumps
 
 
-def is_json(data: bytes) -> bool:
+def is_json(data: bytes | str) -> bool:
     try:
         load_json(data)
     except orjson.JSONDecodeError:
