@@ -670,6 +670,9 @@ class Dialect(Protocol):
         """Return whether a stream with these last events is over, and was not cut. In a protocol whose streams have no
         end marker, any whole event may be the last one."""
 
+    def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
+        """Return the end marker, if a stream that is over lacks it: some servers leave it out."""
+
 
 class AgedAnswer(Protocol):
     """A stored answer, reduced to its age."""

@@ -26,6 +26,7 @@ VERSION = "anthropic-version"
 # Fields that do not decide the response: its framing, and the user (part of the scope).
 NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
 ENDS = frozenset({"message_stop", "error"})  # the last events of a stream
+MESSAGE_STOP = Event(b'{"type":"message_stop"}', "message_stop")
 TEXT_KEYS = frozenset({"type", "text"})  # keys of a block that is only text
 
 
@@ -89,7 +90,11 @@ class Anthropic(Conversational):
         return False
 
     def is_over(self, last: Sequence[Event]) -> bool:
-        return any(with_event_name(event.data).name in ENDS for event in last)
+        return not self.missing_end(last) or any(answers.is_finished(event.data) for event in last)
+
+    def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
+        """Return `message_stop`, unless the stream has it or ended with an error."""
+        return () if any(with_event_name(event.data).name in ENDS for event in last) else (MESSAGE_STOP,)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         return (Event(self.error(kind, message), "error"),)

@@ -108,6 +108,8 @@ def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
             blocks[event["index"]].add(event["delta"])
         elif kind in ("message_delta", "message_stop"):
             _apply_message_event(message, event)
+            if kind == "message_stop":
+                break  # notes of the server may follow
     if "role" not in message:
         raise ValueError("a stream without a message")
     return {**message, "content": [blocks[index].to_block() for index in sorted(blocks)]}
@@ -194,11 +196,16 @@ def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _is_complete(payload: Sequence[bytes]) -> bool:
-    for data in reversed(payload):
-        kind = with_event_name(data).name
-        if kind != "ping" and data != DONE:
-            return kind == "message_stop"
-    return False
+    return any(with_event_name(data).name == "message_stop" for data in reversed(payload))
+
+
+def is_finished(data: bytes) -> bool:
+    """Return whether an event gives the reason why the model stopped: nothing but the end marker follows."""
+    try:
+        event = load_json(data)
+        return bool(event["type"] == "message_delta" and event["delta"]["stop_reason"] is not None)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _admission(body: Mapping[str, Any]) -> Admission:

@@ -58,6 +58,9 @@ class Conversational(ABC):
         except MalformedResponse:
             return None
 
+    def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
+        return ()
+
     @abstractmethod
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes: ...
 

@@ -184,7 +184,12 @@ class OpenAI(Conversational):
         return self.is_over(last)
 
     def is_over(self, last: Sequence[Event]) -> bool:
-        return any(answers.is_final(event.data) for event in reversed(last))
+        return answers.is_over([event.data for event in last])
+
+    def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
+        """Return `[DONE]` after the last finish reason. An error needs none."""
+        found = any(event.data == answers.DONE or answers.is_error(event.data) for event in last)
+        return () if found else (Event(answers.DONE),)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event without [DONE]: the SDKs raise APIError on it."""

@@ -44,7 +44,7 @@ def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
     messages: dict[int, ChatMessage] = {}
     for data in payload:
         if data == DONE:
-            continue
+            break  # notes of the server may follow
         chunk = load_json(data)
         for choice in chunk.pop("choices", None) or ():
             index = choice.get("index") or 0
@@ -185,8 +185,6 @@ PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}
 def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspection:
     """Return whether the response is complete enough to be stored, and its token counts."""
     try:
-        if streamed and (not payload or payload[-1] != DONE):
-            return Inspection(Admission.CUT, 0, 0)
         body = assemble_body(operation, payload) if streamed else load_json(payload[0])
         usage = usage_of(body)
         tokens = (
@@ -196,23 +194,37 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
         )
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
+        if streamed and DONE not in payload:
+            return Inspection(Admission.CUT, *tokens)
         if operation == "embeddings":
             return Inspection(Admission.STORED if has_vectors(body["data"]) else Admission.INCOMPLETE, *tokens)
         return Inspection(_admission(operation, body["choices"]), *tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, IndexError):
-        return Inspection(Admission.MALFORMED, 0, 0)
+        return Inspection(Admission.CUT if streamed and DONE not in payload else Admission.MALFORMED, 0, 0)
 
 
-def is_final(data: bytes) -> bool:
-    """Return whether an event ends a stream: `[DONE]`, a chunk with a finish reason, or an error. Some servers leave
-    out `[DONE]`."""
-    if data == DONE:
-        return True
+def is_error(data: bytes) -> bool:
+    """Return whether an event is an error."""
     try:
-        body = load_json(data)
-        return body.get("error") is not None or any(choice.get("finish_reason") for choice in body.get("choices") or ())
-    except (ValueError, TypeError, AttributeError):
+        return b'"error"' in data and load_json(data).get("error") is not None
+    except (ValueError, AttributeError):
         return False
+
+
+def is_over(last: Sequence[bytes]) -> bool:
+    """Return whether a stream with these last events is over: `[DONE]` or an error is among them, or each choice has a
+    finish reason. Some servers leave out `[DONE]`."""
+    if DONE in last or any(map(is_error, last)):
+        return True
+    choices: dict[Any, bool] = {}  # index -> whether the choice has a finish reason
+    for data in last:
+        try:
+            for choice in load_json(data).get("choices") or ():
+                index = choice.get("index") or 0
+                choices[index] = choices.get(index, False) or bool(choice.get("finish_reason"))
+        except (ValueError, TypeError, AttributeError):
+            continue
+    return bool(choices) and all(choices.values())
 
 
 def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:

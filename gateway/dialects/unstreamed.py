@@ -79,5 +79,8 @@ class Unstreamed:
     def is_over(self, last: Sequence[Event]) -> bool:
         return not last or is_json(last[-1].data)
 
+    def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
+        return ()
+
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         return (Event(self.error(kind, message)),)

@@ -73,14 +73,16 @@ class ResponseReader:
         return events
 
     def _end_events(self, parser: SSEParser, dialect: Dialect) -> Sequence[Event]:
-        """Return the last event of a body that has ended, if it lacks its blank line. Raise `UpstreamStreamError` if
-        the stream was cut. Half an event is never passed on."""
+        """Return what a body that has ended lacks: the blank line of its last event, or its end marker. Raise
+        `UpstreamStreamError` if the stream was cut. Half an event is never passed on."""
         rest = parser.close()
-        if rest and dialect.is_over(rest):
-            return rest
-        if not self.complete and not dialect.is_over([*parser.recent, *rest]):
+        last = [*parser.recent, *rest]
+        whole = rest if dialect.is_over(rest) else []
+        if self.complete:
+            return whole
+        if not dialect.is_over(last):
             raise UpstreamStreamError(f"backend '{self._name}' ended the stream before its end marker")
-        return ()
+        return [*whole, *dialect.missing_end(last)]
 
     async def _read_first(self) -> bytes:
         """Return the first part of the body; empty if there is no body."""

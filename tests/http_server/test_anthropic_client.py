@@ -309,14 +309,14 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(
     assert caught.value.body["error"]["type"] == "api_error"
 
 
-async def test_a_stream_without_its_last_event_ends_with_an_error_event_and_is_not_stored(
+async def test_a_stream_without_its_stop_reason_ends_with_an_error_event_and_is_not_stored(
     client: anthropic.AsyncAnthropic, claude: Upstream
 ) -> None:
-    """Its framing is whole: only `message_stop` is missing."""
+    """Its framing is whole: only `message_delta` and `message_stop` are missing."""
     well = claude.answer
 
     async def answer(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-        return await stream(request, events_of(message([{"type": "text", "text": "one two"}]))[:-1])
+        return await stream(request, events_of(message([{"type": "text", "text": "one two"}]))[:-2])
 
     claude.answer = answer
     with pytest.raises(anthropic.APIStatusError) as caught:

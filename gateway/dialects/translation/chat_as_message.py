@@ -66,6 +66,8 @@ class ChatAnswer:
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
+            if self._events.has_ended:
+                return []  # notes of the server after the end
             if event.data == DONE:
                 return [*self._held(), *self._events.end()]
             return [*self._events.of(self._stops.chunk(load_json(event.data)))]
@@ -100,6 +102,7 @@ class MessageEvents:
         self._model = model  # used if the backend names none
         self._original = original  # returns the client's name of a tool
         self._started = False
+        self.has_ended = False
         self._index = -1  # index of the last opened block
         self._open = ""  # kind of the open block
         self._deltas = ToolCallDeltas()
@@ -129,11 +132,14 @@ class MessageEvents:
         """Yield the final events. Raise `MalformedResponse` if there was no chunk."""
         if not self._started:
             raise MalformedResponse("the response is empty")
+        self.has_ended = True
         yield from self._close()
         for tool in self._tools:
             if tool is not self._first:
                 yield from self._start_tool(tool)
                 yield from self._close()
+        if self._tools and self._ending["stop_reason"] is None:
+            self._ending = {**self._ending, "stop_reason": "tool_use"}
         yield encode_event({"type": "message_delta", "delta": self._ending, "usage": _usage(self._usage)})
         yield encode_event({"type": "message_stop"})
 

@@ -62,8 +62,8 @@ class MessageAnswer:
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
-            if event.data == DONE:
-                return []
+            if event.data == DONE or self._chunks.has_ended:
+                return []  # notes of the server after the end
             return [said for each in self._stops.events(load_json(event.data)) for said in self._chunks.of(each)]
 
     def error(self, status: int, data: bytes) -> bytes:
@@ -77,6 +77,7 @@ class ChatChunks:
     def __init__(self, created: int, original: Callable[[str], str] = str) -> None:
         self._original = original  # returns the client's name of a tool
         self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": created}
+        self.has_ended = False
         self._usage: dict[str, Any] = {}
         self._calls: dict[int, int] = {}  # index of a block -> index of its tool call
         self._start_arguments: dict[int, str] = {}  # arguments from the block's start, sent if no delta has any
@@ -95,10 +96,14 @@ class ChatChunks:
         elif kind == "content_block_stop" and event["index"] in self._start_arguments:
             yield self._arguments(event["index"], self._start_arguments.pop(event["index"]))
         elif kind == "message_delta":
+            for index, arguments in self._start_arguments.items():  # of blocks that the server did not stop
+                yield self._arguments(index, arguments)
+            self._start_arguments = {}
             self._usage |= {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
             if (reason := event["delta"].get("stop_reason")) is not None:
                 yield self._chunk({}, _finish(reason))
         elif kind == "message_stop":
+            self.has_ended = True
             yield Event(orjson.dumps({**self._head, "choices": [], "usage": _usage(self._usage)}))
             yield Event(DONE)
         elif kind == "error":
