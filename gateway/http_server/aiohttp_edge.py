@@ -15,7 +15,7 @@ from gateway.http_server.request_body import HttpBody, read_buffered
 from gateway.http_server.response_writer import body_nowait
 from gateway.http_server.service import RequestService
 from gateway.http_server.websocket import relay
-from gateway.http_server.wire import Prebuilt, prebuilt
+from gateway.http_server.wire import Prebuilt, prebuilt, unbuffered
 from gateway.messages import Body, ByteStream, EventStream, FullBody, Response, Tunnel
 from gateway.streams import close_body
 
@@ -64,7 +64,7 @@ class AiohttpEdge:
 
 
 async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, str]], body: Body) -> web.StreamResponse:
-    out = web.StreamResponse(status=status, headers=headers)
+    out = web.StreamResponse(status=status, headers=unbuffered(headers))
     await out.prepare(http)
     try:
         async for piece in pieces_of(body):

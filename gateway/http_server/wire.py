@@ -18,6 +18,7 @@ MAX_STARTS = 1024  # cached heads of up to some kB
 BODILESS = frozenset({204, 304, *range(100, 200)})
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 LAST_CHUNK = b"0\r\n\r\n"
+NO_BUFFERING = ("X-Accel-Buffering", "no")  # https://nginx.org/en/docs/http/ngx_http_proxy_module.html
 CLOSES = b"\r\nConnection: close"  # added after another line of the head
 
 
@@ -100,7 +101,19 @@ def stream_headers(method: str, status: int, headers: Headers) -> tuple[Headers,
     retained = _without_length(headers) if status == 204 or status < 200 else headers
     if not has_no_body and "content-type" not in names:
         retained = [*retained, ("Content-Type", "application/octet-stream")]  # RFC 9110 section 8.3
-    return retained, not has_no_body and "content-length" not in names
+    return unbuffered(retained), not has_no_body and "content-length" not in names
+
+
+def unbuffered(headers: Headers) -> Headers:
+    """Return the headers of a live answer; those of events ask a proxy in front to pass each on at once.
+
+    nginx holds back what its buffer takes, and so do the ingress controllers that are built on it.
+    """
+    kinds = [value for name, value in headers if name.lower() == "content-type"]
+    if not any(kind.lower().startswith("text/event-stream") for kind in kinds):
+        return headers
+    named = any(name.lower() == NO_BUFFERING[0].lower() for name, _ in headers)
+    return headers if named else [*headers, NO_BUFFERING]
 
 
 def chunk_of(piece: bytes) -> bytes:
