@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic_errors import error_sentence
 from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest
 
@@ -47,11 +46,21 @@ def bad_request_if_unreadable() -> Iterator[None]:
 
 
 def error_message(status: int, data: bytes) -> str:
-    """Return the message of an error body in either shape. Bodies in other shapes are not passed on."""
+    """Return the message of an error body, cut to 300 characters. Bodies in unknown shapes are not passed on.
+
+    Besides the two shapes of `error`, servers send `message` (vLLM, Bedrock) or `detail` (FastAPI) at the top. Gemini's
+    compatible endpoint puts the whole body into a list.
+    """
     try:
         body = load_json(data)
     except orjson.JSONDecodeError:
         body = None
-    if isinstance(body, dict) and body.get("error"):
-        return error_sentence(body)
+    if isinstance(body, list) and body:
+        body = body[0]
+    if isinstance(body, dict):
+        error = body.get("error")
+        inner = error.get("message") if isinstance(error, dict) else error
+        for said in (inner, body.get("message"), body.get("detail")):
+            if isinstance(said, str) and said:
+                return said[:300]
     return f"the backend answered with status {status}"
