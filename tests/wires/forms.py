@@ -26,7 +26,7 @@ PATHS = {
 TRANSLATED = {"chat": "messages", "messages": "chat"}
 KEYS = {"name", "source", "dialect", "request", "response", "sent", "right", "stored", "except"}
 RESPONSE_KEYS = {"status", "headers", "body", "events", "each", "raw", "end", "pieces", "framing", "encoding", "cut"}
-REQUEST_KEYS = {"headers", "fields", "body", "encoding", "path"}
+REQUEST_KEYS = {"headers", "fields", "body", "encoding", "path", "framing"}
 SENT_KEYS = {"body", "headers", "no_headers", "path"}
 RIGHT_KEYS = {
     "text", "reasoning", "refusal", "tools", "finish", "usage", "error", "others", "vectors", "logprobs", "comments",

@@ -51,7 +51,7 @@ class OfficialClients:
             "chat": self._chat,
             "completions": self._completions,
             "embeddings": lambda _, __: embeddings_outcome(
-                self._openai.embeddings.create(model="m", input="?", encoding_format="base64").to_dict()
+                self._openai.embeddings.create(model="m", input="?", encoding_format="base64").to_dict(warnings=False)
             ),
             "responses": self._responses,
             "messages": self._messages,
@@ -66,7 +66,7 @@ class OfficialClients:
         except (openai.APIStatusError, anthropic.APIStatusError) as error:
             said: Any = error.body
             inner = said.get("error", said) if isinstance(said, dict) else said
-            message = inner.get("message", "") if isinstance(inner, dict) else str(inner)
+            message = inner.get("message", inner.get("detail", "")) if isinstance(inner, dict) else str(inner)
             status = {} if received.streamed else {"status": error.status_code}
             return {"error": {**status, "message": message}}
         except ERRORS as error:
@@ -76,15 +76,15 @@ class OfficialClients:
 
     def _chat(self, streamed: bool, made: bool) -> Outcome:
         if not streamed:
-            return chat_outcome(self._openai.chat.completions.create(**ASKED).to_dict())
+            return chat_outcome(self._openai.chat.completions.create(**ASKED).to_dict(warnings=False))
         state, chunks = ChatCompletionStreamState(), list[str]()
         with partial_outcome(chunks):
             for chunk in self._openai.chat.completions.create(**ASKED, stream=True):
-                chunks.append(compact(chunk.to_dict(mode="json")))
+                chunks.append(compact(chunk.to_dict(mode="json", warnings=False)))
                 if made:
                     state.handle_chunk(chunk)
         if made:
-            final = chat_outcome(state.get_final_completion().to_dict())
+            final = chat_outcome(state.get_final_completion().to_dict(warnings=False))
             joined = chunks_outcome(chunks)
             if final != joined:
                 raise NotRight(f"the official client joins {str(final)[:120]}")
@@ -92,29 +92,29 @@ class OfficialClients:
 
     def _completions(self, streamed: bool, _: bool) -> Outcome:
         if not streamed:
-            return chat_outcome(self._openai.completions.create(model="m", prompt="?").to_dict())
+            return chat_outcome(self._openai.completions.create(model="m", prompt="?").to_dict(warnings=False))
         chunks = [
-            compact(chunk.to_dict(mode="json"))
+            compact(chunk.to_dict(mode="json", warnings=False))
             for chunk in self._openai.completions.create(model="m", prompt="?", stream=True)
         ]
         return chunks_outcome(chunks)
 
     def _responses(self, streamed: bool, made: bool) -> Outcome:
         if not streamed:
-            return response_outcome(self._openai.responses.create(model="m", input="?").to_dict())
+            return response_outcome(self._openai.responses.create(model="m", input="?").to_dict(warnings=False))
         if made:
             with self._openai.responses.stream(model="m", input="?") as events:
-                return response_outcome(events.get_final_response().to_dict())
+                return response_outcome(events.get_final_response().to_dict(warnings=False))
         last: dict[str, Any] = {}
         for event in self._openai.responses.create(model="m", input="?", stream=True):
-            last = event.to_dict() if "response" in event.to_dict() else last
+            last = event.to_dict(warnings=False) if "response" in event.to_dict(warnings=False) else last
         return response_outcome(last["response"])
 
     def _messages(self, streamed: bool, _: bool) -> Outcome:
         if not streamed:
-            return message_outcome(self._anthropic.messages.create(**ASKED, max_tokens=64).to_dict())
+            return message_outcome(self._anthropic.messages.create(**ASKED, max_tokens=64).to_dict(warnings=False))
         with self._anthropic.messages.stream(**ASKED, max_tokens=64) as events:
-            return message_outcome(events.get_final_message().to_dict())
+            return message_outcome(events.get_final_message().to_dict(warnings=False))
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def outcome_of(dialect: str, received: Received) -> Outcome:
     if received.cut:
         raise NotRight("the connection ended within the body")
     if received.status != 200:
-        return {"error": {"status": received.status, "message": _message(_json(received.body))}}
+        return {"error": {"status": received.status, "message": _refusal(received.body)}}
     if received.streamed:
         return STREAMS[dialect](parse_stream(received.body).events)
     body = _json(received.body)
@@ -94,11 +94,20 @@ def _json(body: bytes) -> Any:
         raise NotRight(f"the body is not JSON: {body[:60]!r}") from None
 
 
+def _refusal(body: bytes) -> str:
+    """Return the message of an answer that is no success, which may be no JSON."""
+    try:
+        return _message(json.loads(body))
+    except ValueError:
+        return body.decode()
+
+
 def _message(body: Any) -> str:
+    body = body[0] if isinstance(body, list) and body else body
     if not isinstance(body, dict):
         raise NotRight(f"an error without a message: {str(body)[:60]}")
     error = body.get("error", body)
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+    return str(error.get("message", error.get("detail", error)) if isinstance(error, dict) else error)
 
 
 def tidy(outcome: Mapping[str, Any]) -> Outcome:
@@ -132,7 +141,8 @@ def _finish(reason: str | None) -> str | None:
 
 def chat_outcome(body: Mapping[str, Any]) -> Outcome:
     first, *others = [_choice(choice) for choice in body["choices"]]
-    return tidy({**first, "others": others, "usage": _chat_usage(body.get("usage"))})
+    usage = body.get("usage") or body["choices"][0].get("usage")
+    return tidy({**first, "others": others, "usage": _chat_usage(usage)})
 
 
 def _choice(choice: Mapping[str, Any]) -> Outcome:
@@ -142,7 +152,8 @@ def _choice(choice: Mapping[str, Any]) -> Outcome:
         return {"text": choice["text"], **ending}
     message = choice["message"]
     text, reasoning = _content(message.get("content"))
-    calls = list(message.get("tool_calls") or ())
+    calls = message.get("tool_calls") or []
+    calls = [calls] if isinstance(calls, dict) else list(calls)  # an object, as older versions of TGI send it
     if message.get("function_call"):
         calls.append({"function": message["function_call"]})
     tools = [
@@ -176,7 +187,7 @@ def _chat_usage(usage: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "input": said.get("prompt_tokens"),
         "output": said.get("completion_tokens"),
-        "cached": (said.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        "cached": (said.get("prompt_tokens_details") or {}).get("cached_tokens") or said.get("cached_tokens"),
         "reasoning": (said.get("completion_tokens_details") or {}).get("reasoning_tokens"),
     }
 
@@ -199,6 +210,7 @@ def chunks_outcome(events: Sequence[str]) -> Outcome:
             continue
         usage = chunk.get("usage") or usage
         for choice in chunk.get("choices") or ():
+            usage = choice.get("usage") or usage  # as Kimi sends it
             _add(choices.setdefault(choice.get("index") or 0, {}), choice)
     found = [_choice(choices[index]) for index in sorted(choices)]
     first, others = (found[0], found[1:]) if found else ({}, [])
@@ -224,7 +236,7 @@ def _add(merged: dict[str, Any], choice: Mapping[str, Any]) -> None:
         elif key == "refusal":
             message[key] = (message.get(key) or "") + (value or "")
         elif key == "tool_calls":
-            for call in value or ():
+            for call in [value] if isinstance(value, dict) else value or ():
                 _add_call(message.setdefault("tool_calls", []), call)
         elif key == "function_call" and value:
             _add_function(message.setdefault(key, {}), value)
