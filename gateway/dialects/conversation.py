@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.json_body import well_formed
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, ClientForm, Event, Outgoing
@@ -54,7 +55,8 @@ class Conversational(ABC):
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
         try:
-            return self._answer_text(call, self.whole(call, payload) if streamed else payload[0])
+            text = self._answer_text(call, self.whole(call, payload) if streamed else payload[0])
+            return None if text is None else well_formed(text)
         except MalformedResponse:
             return None
 

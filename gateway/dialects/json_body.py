@@ -94,6 +94,15 @@ def load_json(data: bytes | str) -> Any:
         raise
 
 
+def well_formed(text: str) -> str:
+    """Return a text of `load_json` as Unicode: halves that make a pair are joined, others become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def is_lenient(data: bytes) -> bool:
     """Return whether `data` may need `load_json` and `dump_json` in place of orjson."""
     return any(mark in data for mark in _LENIENT)

@@ -74,6 +74,8 @@ def _finish_choice(operation: str, index: int, choice: dict[str, Any], message: 
     if "message" in choice:
         raise ValueError("a chunk with a whole message")
     choice["message"] = {"role": "assistant", "content": None, **({} if message is None else message.to_message())}
+    if not choice["message"]["role"]:  # GLM and MiniMax send an empty one in each delta
+        choice["message"]["role"] = "assistant"
     return choice
 
 

@@ -9,6 +9,8 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
+from gateway.upstream.http1.parser import MAX_NON_BODY_BYTES
+
 
 @dataclass(slots=True)
 class PooledConnection:
@@ -76,6 +78,8 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        max_line_size=MAX_NON_BODY_BYTES,
+        max_field_size=MAX_NON_BODY_BYTES,  # aiohttp's 8 KiB are less than some servers' policies and cookies
         response_class=RefusableResponse,
         # The gateway forwards the client's headers; aiohttp must not add its own.
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

@@ -199,8 +199,10 @@ class HttpBackend(LimitedBackend):
         self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
     ) -> Response:
         """Return the response once its first byte, or all of it, has arrived. `end`: see `_deadlines`."""
-        parse, memo = request.call is not None, answer.memo
-        if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.header_map)):
+        call, memo = request.call, answer.memo
+        parse = call is not None
+        streams = call is not None and call.stream
+        if answer.whole and not (parse and answer.status == 200 and (streams or is_event_stream(answer.header_map))):
             headers = memo.get(parse) if memo is not None else None
             response = Response(
                 answer.status, headers or self._headers_of(answer, parse=parse), FullBody(answer.take())
@@ -210,7 +212,7 @@ class HttpBackend(LimitedBackend):
             return response
         exchange = ResponseReader(self.name, answer, permit, self._timeouts, end)
         try:
-            return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(request.call))
+            return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(call), streams=streams)
         except BaseException:
             exchange.close()
             raise

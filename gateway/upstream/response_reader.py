@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
@@ -19,6 +20,9 @@ from gateway.upstream.http1.response import HttpResponse
 from gateway.upstream.http_client import UpstreamResponse
 
 T = TypeVar("T")
+EVENT_STREAM = (("Content-Type", "text/event-stream; charset=utf-8"),)
+_FIELD = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry|):")  # a line without a name is a comment
+LONGEST_FIELD = 16  # bytes that tell whether a body begins with such a line
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger responses are relayed as they arrive, and not cached
 
 
@@ -39,14 +43,21 @@ class ResponseReader:
         self.complete = False  # the end marker of the answer was read: only the end of the body is missing
         self.is_finished: Callable[[], bool] = lambda: False  # see `EventSource`
 
-    async def answer(self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None) -> Response:
+    async def answer(
+        self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None, *, streams: bool = False
+    ) -> Response:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
-        to a call that was not parsed."""
+        to a call that was not parsed. `streams`: the call asks for a stream."""
         answer = self._answer
         first = answer.take() if answer.whole else await self._read_first()
         if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
-        if is_event_stream(answer.header_map) and answer.status == 200:
+        is_stream = answer.status == 200 and is_event_stream(answer.header_map)
+        if streams and answer.status == 200 and not (is_stream or dialect.relays):
+            first = await self._read_beginning(first)
+            if is_stream := begins_event(first) and is_uncompressed(answer.header_map):
+                headers = tuple(header for header in headers if header[0].lower() != "content-type") + EVENT_STREAM
+        if is_stream:
             if dialect.relays:
                 return Response(answer.status, headers, self._bytes(first))
             parser = SSEParser()
@@ -92,6 +103,15 @@ class ResponseReader:
             raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
         except ExchangeFailed as error:
             raise BackendError(f"backend '{self._name}' broke off the response ({error})") from None
+
+    async def _read_beginning(self, first: bytes) -> bytes:
+        """Return the body so far, with more of it until it tells whether it is a stream of events."""
+        while not self._answer.at_eof and len(begun := first.lstrip()) < LONGEST_FIELD and begun[:1] not in b"{[":
+            try:
+                first += await self.read()
+            except UpstreamStreamError as error:
+                raise BackendError(str(error)) from None
+        return first
 
     def _opaque(self, first: bytes) -> FullBody | ByteStream:
         if self._answer.at_eof:
@@ -269,4 +289,13 @@ def _length_of(header_map: Mapping[str, str]) -> int:
 def is_event_stream(header_map: Mapping[str, str]) -> bool:
     """Return whether the body is a stream of uncompressed events; compressed ones pass through."""
     kind = header_map.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "text/event-stream" and header_map.get("content-encoding", "identity") == "identity"
+    return kind == "text/event-stream" and is_uncompressed(header_map)
+
+
+def is_uncompressed(header_map: Mapping[str, str]) -> bool:
+    return header_map.get("content-encoding", "identity") == "identity"
+
+
+def begins_event(body: bytes) -> bool:
+    """Return whether a body begins with a line of an event. Many servers label their streams as text, or not at all."""
+    return _FIELD.match(body) is not None

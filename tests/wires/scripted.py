@@ -60,10 +60,20 @@ def deltas_of(body: bytes) -> str:
     return "".join((choice.get("delta") or {}).get("content") or "" for choice in choices)
 
 
+HELLO = (
+    data(chunk({"role": "assistant", "content": ""})),
+    data(chunk({"content": "Hel"})),
+    data(chunk({"content": "lo"})),
+)
+STOP = data(chunk({}, "stop"))
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+Pair = tuple[Served, WireUpstream]
+
+
 @asynccontextmanager
 async def before_raw(
     tmp_path: Path, policy: str = BOTH_CACHES, *, adapter: str = "openai", **backend: Any
-) -> AsyncIterator[tuple[Served, WireUpstream]]:
+) -> AsyncIterator[Pair]:
     """A gateway, and the server behind it. `backend` has more settings of the backend."""
     async with wire_upstream() as raw:
         url = raw.url if adapter in ("openai", "anthropic") else raw.url.removesuffix("/v1")
@@ -90,6 +100,12 @@ def cut(raw: WireUpstream, answer: bytes) -> None:
         await wire.close()
 
     raw.script = script
+
+
+async def message(served: Served, text: str = "hi", **fields: Any) -> Answer:
+    """Ask as a client of Anthropic's protocol does."""
+    body = {"model": "m", "max_tokens": 99, "messages": [{"role": "user", "content": text}], **fields}
+    return await served.post("/v1/messages", body, {"anthropic-version": "2023-06-01"})
 
 
 def is_hit(answer: Answer) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fixtures.gateways import Answer, Served
-from tests.fixtures.wire import Message, Wire, WireUpstream
+from tests.fixtures.wire import Message, Wire
 from tests.wires.scripted import (
     DONE,
+    HELLO,
     SSE_HEAD,
-    before_raw,
+    STOP,
+    USAGE,
+    Pair,
     chunk,
     chunked,
     completion,
@@ -29,30 +30,7 @@ from tests.wires.scripted import (
     whole,
 )
 
-Pair = tuple[Served, WireUpstream]
 PATIENCE_S = 20.0  # only ends a failed test
-
-
-@pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    async with before_raw(tmp_path) as both:
-        yield both
-
-
-@pytest.fixture(params=["own", "aiohttp"])
-async def either(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    more: dict[str, Any] = {} if request.param == "own" else {"client": "aiohttp"}
-    async with before_raw(tmp_path, **more) as both:
-        yield both
-
-
-HELLO = (
-    data(chunk({"role": "assistant", "content": ""})),
-    data(chunk({"content": "Hel"})),
-    data(chunk({"content": "lo"})),
-)
-STOP = data(chunk({}, "stop"))
-USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
 @pytest.mark.parametrize("extra", [{"choices": None}, {}], ids=["null", "absent"])
