@@ -405,6 +405,7 @@ class Call:
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
     body_bytes: bytes | None = None  # `body` as JSON, if available
     tuning: str = ""  # the parameters that a tier has set on it; empty: they are the client's
+    added: frozenset[str] = frozenset()  # fields of `body` that a tier has added
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
     # argument is a whole body or one event's data. None: the protocol echoes nothing.

@@ -263,6 +263,9 @@ class OpenAIBackendConfig(Section):
     cache_control: Switch = False
     """For `openai`, `on`: the endpoint understands Anthropic's `cache_control`, as OpenRouter and LiteLLM do. The marks
     of Anthropic clients go upstream. `off`: they are left out, because OpenAI and others refuse unknown fields."""
+    stream_usage: Switch = True
+    """For `openai`, `on`: the gateway asks streams for their usage (`stream_options`). It stops by itself for a model
+    whose server refuses that. `off`: never; the usage of streams is then estimated, unless the client asks for it."""
     unsigned_thinking: Switch = False
     """For `anthropic`, `on`: the endpoint accepts thinking without a signature, as llama.cpp does. `off`: Anthropic
     refuses it, so it is left out, as is `thinking` where a tool was called without."""

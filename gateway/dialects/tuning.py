@@ -40,7 +40,8 @@ def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
             effort = _lower_effort(effort, effort_of(budget))
         if effort is not None:
             _SET_EFFORT[call.operation](body, effort)
-    return replace(call, body=body, max_tokens=max_tokens, body_bytes=None, tuning=str(parameters))
+    added = frozenset(body.keys() - call.body.keys())
+    return replace(call, body=body, max_tokens=max_tokens, body_bytes=None, tuning=str(parameters), added=added)
 
 
 def lower(client: int | None, tier: int | None) -> int | None:

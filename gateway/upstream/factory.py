@@ -105,6 +105,7 @@ def _http(
         adaptive=section.adaptive,
         tenant_share=section.tenant_share,
         cache_control=section.cache_control,
+        stream_usage=section.stream_usage,
         unsigned_thinking=section.unsigned_thinking,
     )
     own_account = api_key is not None or not passthrough

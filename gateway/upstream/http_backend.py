@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,16 @@ from gateway.errors import BackendError, BadRequest, MalformedResponse, Upstream
 from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
 from gateway.ports import Clock, TranslatedCall
 from gateway.streams import StreamObserver, close_body, with_observer
+from gateway.upstream.additions import (
+    LIMIT,
+    OLD_LIMIT,
+    REFUSALS,
+    USAGE,
+    RefusedAdditions,
+    additions,
+    refused_addition,
+    without_additions,
+)
 from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
 from gateway.upstream.base_url import BaseUrl
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
@@ -98,7 +109,9 @@ def _translator(translated: TranslatedCall) -> StreamObserver[Event]:
     return StreamObserver(on_items)
 
 
+LOG = logging.getLogger("nearhit.upstreams")
 NOT_FOUND = 404
+CLUES = REFUSALS | {NOT_FOUND}  # refusals that may be about what the gateway itself sent
 
 ALL_MODELS = {"anthropic": "limit=1000"}  # Anthropic pages its list, at most this many a page
 
@@ -110,7 +123,7 @@ class HttpBackend(LimitedBackend):
 
     `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
     for the prompt cache go upstream in translated requests. `unsigned_thinking`: the thinking of Anthropic's clients
-    goes upstream as it came.
+    goes upstream as it came. `stream_usage`: the usage of streams is requested.
     """
 
     http = True
@@ -133,6 +146,7 @@ class HttpBackend(LimitedBackend):
         tenant_share: float = 0.5,
         cache_control: bool = False,
         unsigned_thinking: bool = False,
+        stream_usage: bool = True,
     ) -> None:
         self.name = name
         self.speaks = speaks
@@ -150,6 +164,7 @@ class HttpBackend(LimitedBackend):
         self._timeouts = timeouts
         self._clock = clock
         self._cache_control = cache_control
+        self._refused_additions = RefusedAdditions(frozenset() if stream_usage else frozenset({USAGE}))
         self._fits_thinking = speaks == "anthropic" and not unsigned_thinking
         super().__init__(
             ConcurrencyLimiter(
@@ -186,14 +201,50 @@ class HttpBackend(LimitedBackend):
         permit.on_response(request, answer.status)
         try:
             response = await self._read(request, answer, permit, end)
-            if answer.status == NOT_FOUND and call is not None:
-                self._base.on_not_found(request, sent, response)
+            if answer.status in CLUES and (again := await self._on_refusal(request, sent, response)) is not None:
+                return again
             if translated is not None:
                 return await translate_response(self.name, response, translated)
             return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
         except BackendError as error:  # the provider may have made an answer, and billed it
             error.headers += provider_id(answer.headers)
             raise
+
+    async def _on_refusal(self, request: RequestContext, sent: UpstreamRequest, refusal: Response) -> Response | None:
+        """Return the response to the call once the gateway's own part in its refusal is mended; None: it has none."""
+        if request.call is None:
+            return None
+        if refusal.status != NOT_FOUND:
+            return await self._without_addition(request, sent, refusal)
+        self._base.on_not_found(request, sent, refusal)
+        return None
+
+    async def _without_addition(
+        self, request: RequestContext, sent: UpstreamRequest, refusal: Response
+    ) -> Response | None:
+        """Send a call once more without the field of the gateway that the endpoint refuses; None: it names none."""
+        call, body = request.call, sent.body
+        assert call is not None and isinstance(body, bytes)
+        translated = not can_translate(self.speaks, call.dialect.name)
+        field = refused_addition(refusal.body, additions(call, body, translated=translated))
+        if field is None:
+            return None
+        model = self._model_of(call)
+        self._refused_additions.remember(model, field)  # at once, so that the next call goes without it
+        try:
+            response = await self.send(request)
+        except BaseException:
+            self._refused_additions.forget(model, field)
+            raise
+        if field == LIMIT and response.status in REFUSALS and refused_addition(response.body, {OLD_LIMIT}):
+            self._refused_additions.forget(model, field)  # its value is refused, not its name
+            return None
+        fields = {**request.log_fields, "backend": self.name, "model": model, "field": field}
+        LOG.warning("the backend refuses a field of the gateway: it is left out from now on", extra={"fields": fields})
+        return response
+
+    def _model_of(self, call: Call) -> str:
+        return self._models.upstream_name(call.model) or call.model
 
     async def _read(
         self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
@@ -347,6 +398,8 @@ class HttpBackend(LimitedBackend):
             return self._passthrough_request(request)
         if translated is not None:
             sent = translated.outgoing
+            if self._refused_additions.known:
+                sent = self._accepted(call, sent, translated=True)
             headers = self._headers(request, foreign=True)
             return UpstreamRequest(
                 request.method, self.target(sent.path, ""), _override_headers(headers, sent.headers), sent.body
@@ -390,7 +443,15 @@ class HttpBackend(LimitedBackend):
             interleaved = INTERLEAVED in request.headers.get("anthropic-beta", "")
             fitted = fit_thinking(call.body, interleaved=interleaved)
             call = call if fitted is call.body else replace(call, body=fitted)
-        return call.dialect.outgoing(request.path, call, model=model, kept=kept)
+        sent = call.dialect.outgoing(request.path, call, model=model, kept=kept)
+        return self._accepted(call, sent) if self._refused_additions.known else sent
+
+    def _accepted(self, call: Call, sent: Outgoing, *, translated: bool = False) -> Outgoing:
+        """Return the call without the fields of the gateway that the endpoint refuses."""
+        body = without_additions(
+            call, sent.body, self._refused_additions.of(self._model_of(call)), translated=translated
+        )
+        return sent if body is sent.body else replace(sent, body=body)
 
     def _is_foreign(self, request: RequestContext) -> bool:
         """Return whether an unparsed request comes from a client of another dialect."""
