@@ -72,7 +72,7 @@ _CONVERSATIONS = frozenset({"chat.completions", "completions", "messages", "resp
 # Names of the client, which no cache stores, and definitions by its developer. An answer may repeat all other fields.
 _UNREAD_FIELDS = frozenset(
     {
-        *("model", "user", "safety_identifier", "metadata", "prompt_cache_key"),
+        *("model", "user", "safety_identifier", "metadata", "client_metadata", "prompt_cache_key"),
         *("tools", "functions", "response_format", "text", "output_config"),
     }
 )

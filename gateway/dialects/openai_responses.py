@@ -26,7 +26,17 @@ RESPONSES = "/v1/responses"
 OPERATION = "responses"
 
 # Fields that do not decide the response. `store` does: a stored response has an id that later requests may name.
-NON_DECISIVE = frozenset({"stream", "stream_options", *answers.ECHOED})
+# Codex names its session, its thread and its turn in `client_metadata`.
+NON_DECISIVE = frozenset({"stream", "stream_options", "client_metadata", *answers.ECHOED})
+# Items whose `id` only names them, since they are complete without it. Clients such as Codex make a new one for each
+# request. A reference is its id, and a reasoning item may be looked up by it.
+COMPLETE_ITEMS = frozenset(
+    {
+        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+        "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
+        "apply_patch_call", "apply_patch_call_output",
+    }
+)  # fmt: skip
 TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # keys of a part that is only text
 
 
@@ -151,9 +161,17 @@ FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
 
 def _decisive(body: dict[str, Any], bypass: Bypass | None) -> Decisive:
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
+    if isinstance(given := decisive.get("input"), list):
+        decisive["input"] = [_without_id(item) for item in given]
     question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)
+
+
+def _without_id(item: dict[str, Any]) -> dict[str, Any]:
+    if "id" not in item or item.get("type", "message") not in COMPLETE_ITEMS:
+        return item
+    return {key: value for key, value in item.items() if key != "id"}
 
 
 def _check(body: Mapping[str, Any]) -> None:

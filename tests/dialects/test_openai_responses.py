@@ -364,10 +364,29 @@ def test_what_frames_a_question_parts_scope_and_key(fields: dict[str, Any]) -> N
         {"metadata": {"a": "b"}},
         {"safety_identifier": "s"},
         {"prompt_cache_key": "k"},
+        {"client_metadata": {"session_id": "s"}},
     ],
 )
 def test_framing_and_who_asks_part_nothing(fields: dict[str, Any]) -> None:
     assert (call_of(**fields).context, call_of(**fields).canonical) == (call_of().context, call_of().canonical)
+
+
+@pytest.mark.parametrize(
+    ("item", "counts"),
+    [
+        ({"type": "message", "role": "user", "content": "hi"}, False),
+        ({"role": "user", "content": "hi"}, False),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, False),
+        ({"type": "function_call_output", "call_id": "c", "output": "1"}, False),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "1"}, False),
+        ({"type": "item_reference"}, True),
+        ({"type": "reasoning", "summary": []}, True),
+        ({"type": "mcp_approval_response", "approve": True}, True),
+    ],
+)
+def test_the_id_of_an_item_counts_where_the_item_is_nothing_without_it(item: dict[str, Any], counts: bool) -> None:
+    first, second = (call_of(input=[{**item, "id": name}]) for name in ("item_1", "item_2"))
+    assert (first.canonical != second.canonical) is counts
 
 
 def seen(url: str, text: str = "What is this?") -> Call:
