@@ -553,11 +553,12 @@ class _Pump(Generic[T]):
     """Runs within the callbacks of a source that notifies. The task that runs it is woken only at the end, or when the
     writer is full."""
 
-    __slots__ = ("_flow", "_waiter", "_write")
+    __slots__ = ("_flow", "_is_running", "_waiter", "_write")
 
     def __init__(self, flow: ObservedStream[T], write: Callable[[Sequence[T]], bool]) -> None:
         self._flow = flow
         self._write = write
+        self._is_running = False  # a stream that breaks closes its source, which may notify about that
         self._waiter: asyncio.Future[bool] | None = None  # None: it does not run
 
     async def run(self) -> bool:
@@ -578,8 +579,9 @@ class _Pump(Generic[T]):
 
     def __call__(self) -> None:
         waiter = self._waiter
-        if waiter is None or waiter.done():
+        if waiter is None or waiter.done() or self._is_running:
             return
+        self._is_running = True
         try:
             while items := self._flow.take():
                 if not self._write(items):
@@ -593,6 +595,7 @@ class _Pump(Generic[T]):
         except Exception as error:  # raised again in the task that runs the pump
             waiter.set_exception(error)
         finally:
+            self._is_running = False
             del waiter  # see `run`
 
 

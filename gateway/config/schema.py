@@ -47,6 +47,9 @@ from gateway.config.units import (
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.messages import Verdict
 
+# Of a stream, by default. Four images of 6 MB in base64 fit in it.
+MAX_EVENT = 32 * 2**20
+
 MAX_BODY_KEYS = 50_000  # by default. orjson reads them in 3 to 8 ms, and keeps the interpreter's lock
 
 
@@ -279,6 +282,9 @@ class ServerConfig(Section):
     413."""
     max_header: Size = 32 * 2**10
     """The longest header line."""
+    max_event: Size = MAX_EVENT
+    """The longest event of a backend's stream, such as one with an image. A longer one breaks the stream, which then
+    ends with an error event."""
     header_timeout: PositiveDuration = 10.0
     """The time for the head of the first request of a connection."""
     body_timeout: PositiveDuration = 30.0

@@ -7,25 +7,30 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.config.schema import MAX_EVENT
 from gateway.dialects.json_body import dump_json, load_json
 from gateway.errors import UpstreamStreamError
 from gateway.messages import LF, Event
 
-MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event takes some hundred kB
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 RECENT = 16  # events: after the end of an answer come its usage, and vendors' notes
 RECENT_BYTES = 8 * 1024  # all these notes together are shorter
 
 LONG_CHUNK = RECENT_BYTES // RECENT  # bytes; `RECENT` shorter ones cannot reach `RECENT_BYTES`
 
-CR = 13  # an integer, like `LF`
+CR, SPACE = 13, 32  # integers, like `LF`
 
 
 class SSEParser:
-    """`SSEParser` parses chunks of any size. Comments, ids and retry hints are dropped."""
+    """`SSEParser` parses chunks of any size. Comments, ids and retry hints are dropped, and so are events without data,
+    which some servers send to keep a connection open. `max_event`: the longest event in bytes."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, max_event: int = MAX_EVENT) -> None:
+        self._max_event = max_event
+        self._is_start = True  # nothing was read but a part of a byte order mark, or events of one line
+        self._rest: list[bytes] = []  # the pieces of an incomplete event, none of them empty
+        self._rest_size = 0
         self._after_cr = False  # the last chunk ended in CR: LF at the start of the next one belongs to it
         self._recent: deque[Event] = deque(maxlen=RECENT)
 
@@ -35,7 +40,7 @@ class SSEParser:
         return list(self._recent)
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that `chunk` completes. Raise `UpstreamStreamError` if one exceeds `MAX_EVENT_BYTES`."""
+        """Return the events that `chunk` completes. Raise `UpstreamStreamError` if one exceeds `max_event`."""
         if not self._rest and _is_single_event(chunk):
             events = [Event(chunk[6:-2])]
             self._recent += events
@@ -48,15 +53,45 @@ class SSEParser:
             # A final CR ends its line at once. It may be all of a line end, and nothing may follow for long.
             self._after_cr = chunk[-1] == CR
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        buffer = self._rest + chunk if self._rest else chunk
-        *blocks, self._rest = buffer.split(b"\n\n")
-        if len(self._rest) > MAX_EVENT_BYTES:
-            raise UpstreamStreamError(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
+        if self._is_start and not (chunk := self._without_mark(chunk)):
+            return []
+        rest = self._rest
+        if rest:
+            if not _ends_event(rest[-1], chunk):  # the pieces are joined once, so a long event takes linear time
+                self._keep(chunk)
+                return []
+            chunk = b"".join([*rest, chunk])
+            self._rest, self._rest_size = [], 0
+        *blocks, last = chunk.split(b"\n\n")
+        self._keep(last)
         events = [event for event in map(_event, blocks) if event is not None]
         self._recent += events
-        if len(buffer) > LONG_CHUNK:
+        if len(chunk) > LONG_CHUNK:
             self._drop_old()
         return events
+
+    def _without_mark(self, chunk: bytes) -> bytes:
+        """Return the chunk without a byte order mark at the start of the stream; empty: the mark may be incomplete."""
+        if not self._recent:
+            chunk, self._rest = b"".join([*self._rest, chunk]), []
+            if BYTE_ORDER_MARK.startswith(chunk):
+                self._rest = [chunk] if chunk and chunk != BYTE_ORDER_MARK else []
+                self._is_start = chunk != BYTE_ORDER_MARK
+                return b""
+            chunk = chunk.removeprefix(BYTE_ORDER_MARK)
+        self._is_start = False
+        return chunk
+
+    def _keep(self, piece: bytes) -> None:
+        """Keep a piece of an incomplete event. Raise `UpstreamStreamError` if the event is too long."""
+        if piece:
+            self._rest.append(piece)
+            self._rest_size += len(piece)
+        if self._rest_size > self._max_event:
+            self._rest, self._rest_size = [], 0
+            raise UpstreamStreamError(
+                f"an event of the upstream is longer than {self._max_event} bytes (server.max_event)"
+            )
 
     def _drop_old(self) -> None:
         """Keep the last `RECENT` events, or as few as reach `RECENT_BYTES` together."""
@@ -73,18 +108,29 @@ class SSEParser:
 
         The standard drops it, but many servers forget the blank line after `[DONE]`.
         """
-        rest, self._rest = self._rest.strip(b"\n"), b""
+        rest, self._rest = b"".join(self._rest).strip(b"\n"), []
         event = _event(rest) if rest else None
         return [event] if event else []
 
 
 def _is_single_event(chunk: bytes) -> bool:
     """Return whether the chunk is one event of one line: most servers write each event separately."""
-    return chunk[:6] == b"data: " and chunk.find(LF) == len(chunk) - 2 and chunk[-1] == LF and CR not in chunk
+    return (
+        chunk[:6] == b"data: "
+        and chunk.find(LF) == len(chunk) - 2
+        and chunk[-1] == LF
+        and chunk[6] > SPACE
+        and CR not in chunk
+    )
+
+
+def _ends_event(last: bytes, chunk: bytes) -> bool:
+    """Return whether `chunk`, which follows `last` in a stream, ends an event."""
+    return b"\n\n" in chunk or (chunk[:1] == b"\n" and last[-1] == LF)
 
 
 def _event(block: bytes) -> Event | None:
-    if block.startswith(b"data: ") and LF not in block:  # almost every event
+    if block.startswith(b"data: ") and LF not in block and len(block) > 6 and block[6] > SPACE:  # almost every event
         return Event(block[6:])
     data: list[bytes] = []
     name: str | None = None
@@ -95,7 +141,8 @@ def _event(block: bytes) -> Event | None:
             data.append(value)
         elif field == b"event":
             name = value.decode("utf-8", "replace")
-    return Event(b"\n".join(data), name) if data else None
+    joined = b"\n".join(data)
+    return Event(joined, name) if joined and not joined.isspace() else None
 
 
 # Events whose name is the `type` of their data, as in several vendors' protocols. Pure.

@@ -320,14 +320,14 @@ class StoreResponse:
     ) -> StreamObserver[bytes]:
         """Return an observer that reads the events of a stream which is relayed byte for byte, and stores them."""
         record, store = self._stream_recorder(request, call, directives, origin, started)
-        parser, readable = SSEParser(), True
+        parser, readable = SSEParser(self._max_entry), True
 
         def on_items(chunks: Sequence[bytes]) -> Sequence[bytes]:
             nonlocal readable
             try:
                 for chunk in chunks if readable else ():
                     record(parser.feed(chunk))
-            except UpstreamStreamError:  # a huge event
+            except UpstreamStreamError:  # an event that is too large to be stored
                 readable = False
                 self._refuse(request, Admission.TOO_LARGE)
             return chunks

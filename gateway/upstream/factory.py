@@ -76,7 +76,7 @@ def _upstreams(
     upstreams = []
     for i, address in enumerate(section.addresses):
         own = read_secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
-        upstreams.append(_http(name, section, address, own or shared, config.auth.mode == "passthrough", clock))
+        upstreams.append(_http(name, section, address, own or shared, config, clock))
     return upstreams
 
 
@@ -85,9 +85,10 @@ def _http(
     section: OpenAIBackendConfig,
     address: HttpUpstream,
     api_key: str | None,
-    passthrough: bool,
+    config: Config,
     clock: Clock,
 ) -> UpstreamConfig:
+    passthrough = config.auth.mode == "passthrough"
     # Twice as many connections as calls, because some of them only wait for the end of a body.
     session = AiohttpSession(section.timeouts.connect, 2 * section.max_concurrency)
     backend = HttpBackend(
@@ -106,6 +107,7 @@ def _http(
         tenant_share=section.tenant_share,
         cache_control=section.cache_control,
         stream_usage=section.stream_usage,
+        max_event=config.server.max_event,
         unsigned_thinking=section.unsigned_thinking,
     )
     own_account = api_key is not None or not passthrough

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config.backends import Timeouts
+from gateway.config.schema import MAX_EVENT
 from gateway.context import RequestContext
 from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
@@ -123,7 +124,8 @@ class HttpBackend(LimitedBackend):
 
     `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
     for the prompt cache go upstream in translated requests. `unsigned_thinking`: the thinking of Anthropic's clients
-    goes upstream as it came. `stream_usage`: the usage of streams is requested.
+    goes upstream as it came. `stream_usage`: the usage of streams is requested. `max_event`: the longest event of a
+    stream in bytes.
     """
 
     http = True
@@ -147,8 +149,10 @@ class HttpBackend(LimitedBackend):
         cache_control: bool = False,
         unsigned_thinking: bool = False,
         stream_usage: bool = True,
+        max_event: int = MAX_EVENT,
     ) -> None:
         self.name = name
+        self._max_event = max_event
         self.speaks = speaks
         self._own_dialect = next((dialect for dialect in DIALECTS if dialect.name == speaks), None)
         self._base = BaseUrl(name, url, speaks)
@@ -261,7 +265,7 @@ class HttpBackend(LimitedBackend):
             answer.close()
             permit.release()
             return response
-        exchange = ResponseReader(self.name, answer, permit, self._timeouts, end)
+        exchange = ResponseReader(self.name, answer, permit, self._timeouts, end, self._max_event)
         try:
             return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(call), streams=streams)
         except BaseException:

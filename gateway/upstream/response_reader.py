@@ -30,9 +30,17 @@ class ResponseReader:
     """`ResponseReader` holds the connection and the permit until the body is complete or abandoned."""
 
     def __init__(
-        self, name: str, answer: UpstreamResponse, permit: ConcurrencyPermit, timeouts: Timeouts, deadline: float
+        self,
+        name: str,
+        answer: UpstreamResponse,
+        permit: ConcurrencyPermit,
+        timeouts: Timeouts,
+        deadline: float,
+        max_event: int,
     ) -> None:
-        """`deadline` is the event-loop time for the end of the body; it covers all attempts together."""
+        """`deadline` is the event-loop time for the end of the body; it covers all attempts together. `max_event`: the
+        longest event of a stream in bytes."""
+        self._max_event = max_event
         self._name = name
         self._answer = answer
         self._permit = permit
@@ -60,7 +68,7 @@ class ResponseReader:
         if is_stream:
             if dialect.relays:
                 return Response(answer.status, headers, self._bytes(first))
-            parser = SSEParser()
+            parser = SSEParser(self._max_event)
             feed, end = partial(self._feed_events, parser, dialect), partial(self._end_events, parser, dialect)
             self.is_finished = lambda: dialect.is_finished(parser.recent)
             return Response(answer.status, headers, EventStream(self._stream(first, feed, end)))
