@@ -26,7 +26,7 @@ class ChatMessage:
     def add(self, delta: Mapping[str, Any]) -> None:
         """Add a delta. Raise `ValueError` for content that cannot be joined with the content before it."""
         rest = dict(delta)
-        calls = rest.get("tool_calls")
+        calls = call_list(rest.get("tool_calls"))
         if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in calls):
             self._fields["tool_calls"] = self._calls
             del rest["tool_calls"]
@@ -52,6 +52,11 @@ class ChatMessage:
         for call in self._calls:
             call.pop("index", None)  # the position in the list replaces it
         return self._fields
+
+
+def call_list(given: Any) -> Any:
+    """Return the tool calls of a delta or message as a list: TGI's servers before 3.2 send one call as an object."""
+    return [given] if isinstance(given, dict) and given else given
 
 
 def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ def _finish_choice(operation: str, index: int, choice: dict[str, Any], message: 
         if "text" not in choice:
             raise ValueError("a choice without a text")
         return choice
-    if "message" in choice:
+    if "message" in choice and message is None:  # next to deltas it only repeats them, as in Perplexity's streams
         raise ValueError("a chunk with a whole message")
     choice["message"] = {"role": "assistant", "content": None, **({} if message is None else message.to_message())}
     if not choice["message"]["role"]:  # GLM and MiniMax send an empty one in each delta

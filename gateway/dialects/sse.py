@@ -141,6 +141,8 @@ def _event(block: bytes) -> Event | None:
             data.append(value)
         elif field == b"event":
             name = value.decode("utf-8", "replace")
+        elif field == b"error" and value.startswith(b"{"):  # the servers of llama.cpp before October 2025
+            data.append(b'{"error":%b}' % value)
     joined = b"\n".join(data)
     return Event(joined, name) if joined and not joined.isspace() else None
 

@@ -12,7 +12,7 @@ import orjson
 
 from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_for_status
-from gateway.dialects.chat_deltas import texts_of
+from gateway.dialects.chat_deltas import call_list, texts_of
 from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of
@@ -33,6 +33,8 @@ STOPS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
+# Names of servers for OpenAI's reasons: TGI, Together, Mistral.
+REASONS = {"eos_token": "stop", "eos": "stop", "model_length": "length"}
 # names of the reasoning field: DeepSeek and older vLLM, OpenRouter and newer vLLM
 THOUGHTS = ("reasoning_content", "reasoning")
 UNSIGNED = {"thinking": {"signature": ""}}  # kind of block -> the fields that it needs and OpenAI's protocol lacks
@@ -102,7 +104,7 @@ class MessageEvents:
         self._model = model  # used if the backend names none
         self._original = original  # returns the client's name of a tool
         self._started = False
-        self.has_ended = False
+        self.has_ended = False  # by its last event, or an error
         self._index = -1  # index of the last opened block
         self._open = ""  # kind of the open block
         self._deltas = ToolCallDeltas()
@@ -114,6 +116,7 @@ class MessageEvents:
 
     def of(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") is not None:
+            self.has_ended = True
             yield Event(error("api_error", error_message(200, dump_json(chunk))), "error")
             return
         if not self._started:
@@ -219,14 +222,14 @@ def _texts(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _calls(said: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the tool calls of a message or delta. `function_call` is the older field for one call."""
-    if legacy := said.get("function_call"):
-        return [*(said.get("tool_calls") or ()), {"function": legacy}]
-    return said.get("tool_calls") or ()
+    calls: Sequence[Mapping[str, Any]] = call_list(said.get("tool_calls")) or ()
+    return [*calls, {"function": legacy}] if (legacy := said.get("function_call")) else calls
 
 
 def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:
     """Return the stop fields. vLLM reports the stop sequence as `stop_reason`."""
-    reason, sequence = choice.get("finish_reason"), choice.get("stop_reason")
+    given, sequence = choice.get("finish_reason"), choice.get("stop_reason")
+    reason = REASONS.get(given, given) if isinstance(given, str) else given
     if reason == "stop" and (has_tool_calls or has_refusal):
         reason = "content_filter" if has_refusal else "tool_calls"
     if reason == "stop" and isinstance(sequence, str):
