@@ -664,11 +664,20 @@ class TranslatedCall(Protocol):
 class Translation(Protocol):
     """A translation from one dialect to another."""
 
-    def __call__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> TranslatedCall:
+    def __call__(
+        self,
+        call: Call,
+        *,
+        model: str | None,
+        created: int,
+        cache_control: bool = False,
+        reasoning_content: bool = False,
+    ) -> TranslatedCall:
         """Translate a call. Raise `BadRequest` if the other dialect cannot express it.
 
         `model`: the name at the backend; None: the client's name. `created`: seconds since the epoch. `cache_control`:
-        the backend understands Anthropic's marks for the prompt cache.
+        the backend understands Anthropic's marks for the prompt cache. `reasoning_content`: it reads earlier reasoning
+        from the field of that name.
         """
 
 

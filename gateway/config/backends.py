@@ -266,6 +266,10 @@ class OpenAIBackendConfig(Section):
     stream_usage: Switch = True
     """For `openai`, `on`: the gateway asks streams for their usage (`stream_options`). It stops by itself for a model
     whose server refuses that. `off`: never; the usage of streams is then estimated, unless the client asks for it."""
+    reasoning_content: Switch = False
+    """For `openai`, `on`: the endpoint reads the reasoning of earlier turns from `reasoning_content`, as Kimi and
+    DeepSeek require while tools are called. The thinking of Anthropic clients goes upstream in it. `off`: it is left
+    out, because OpenAI and others refuse unknown fields."""
     unsigned_thinking: Switch = False
     """For `anthropic`, `on`: the endpoint accepts thinking without a signature, as llama.cpp does. `off`: Anthropic
     refuses it, so it is left out, as is `thinking` where a tool was called without."""

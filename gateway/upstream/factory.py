@@ -108,6 +108,7 @@ def _http(
         cache_control=section.cache_control,
         stream_usage=section.stream_usage,
         max_event=config.server.max_event,
+        reasoning_content=section.reasoning_content,
         unsigned_thinking=section.unsigned_thinking,
     )
     own_account = api_key is not None or not passthrough

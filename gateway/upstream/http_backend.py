@@ -123,9 +123,9 @@ class HttpBackend(LimitedBackend):
     """`HttpBackend` calls one HTTP endpoint that speaks the dialect `speaks`.
 
     `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
-    for the prompt cache go upstream in translated requests. `unsigned_thinking`: the thinking of Anthropic's clients
-    goes upstream as it came. `stream_usage`: the usage of streams is requested. `max_event`: the longest event of a
-    stream in bytes.
+    for the prompt cache go upstream in translated requests, as with `reasoning_content` earlier thinking does.
+    `unsigned_thinking`: the thinking of Anthropic's clients goes upstream as it came. `stream_usage`: the usage of
+    streams is requested. `max_event`: the longest event of a stream in bytes.
     """
 
     http = True
@@ -147,6 +147,7 @@ class HttpBackend(LimitedBackend):
         adaptive: bool = True,
         tenant_share: float = 0.5,
         cache_control: bool = False,
+        reasoning_content: bool = False,
         unsigned_thinking: bool = False,
         stream_usage: bool = True,
         max_event: int = MAX_EVENT,
@@ -169,6 +170,7 @@ class HttpBackend(LimitedBackend):
         self._clock = clock
         self._cache_control = cache_control
         self._refused_additions = RefusedAdditions(frozenset() if stream_usage else frozenset({USAGE}))
+        self._reasoning_content = reasoning_content
         self._fits_thinking = speaks == "anthropic" and not unsigned_thinking
         super().__init__(
             ConcurrencyLimiter(
@@ -320,6 +322,7 @@ class HttpBackend(LimitedBackend):
             model=self._models.upstream_name(call.model),
             created=int(self._clock.wall()),
             cache_control=self._cache_control,
+            reasoning_content=self._reasoning_content,
         )
 
     async def _websocket(self, request: RequestContext) -> Response | None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.fixtures.anthropic_upstream import anthropic as speaking_anthropic
 from tests.fixtures.anthropic_upstream import refusal
 from tests.fixtures.gateways import BOTH_CACHES, NO_CACHE, TIERS, Served, config_of, gateway_of
-from tests.fixtures.upstream import Upstream, stream
+from tests.fixtures.upstream import Upstream, completion, stream
 from tests.wires.test_reports_gateways_usage import ASK, CLAUDE, METERED
 
 PICTURE = "iVBORw0KGgo="
@@ -195,3 +195,49 @@ async def test_blocks_of_the_other_protocol_are_never_lost_in_silence(
     else:
         assert answer.status == 400
         assert "tool_" in json.dumps(answer.json)
+
+
+THOUGHTFUL: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look."},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "redacted_thinking", "data": "c2VjcmV0"},
+            {"type": "thinking", "thinking": "I have to look.", "signature": ""},
+            {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "a page"}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""}]},
+    {"role": "user", "content": "Well?"},
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_thoughts_of_earlier_turns_go_back_to_a_backend_that_needs_them(
+    upstream: Upstream, tmp_path: Path, streamed: bool
+) -> None:
+    """maximhq/bifrost #3802: thinking models refuse a turn with tool calls whose `reasoning_content` is missing."""
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        for turn in call["messages"]:
+            if turn.get("tool_calls") and not turn.get("reasoning_content"):
+                return web.json_response({"error": {"message": "reasoning_content is missing"}}, status=400)
+        return await stream(request, call, "Done.") if streamed else web.json_response(completion(call, "Done."))
+
+    upstream.answer = answer
+    backend = {"adapter": "openai", "url": upstream.url, "reasoning_content": True}
+    ask = {**ASK, "messages": THOUGHTFUL, "tools": [{"name": "look", "input_schema": {"type": "object"}}]}
+    async with gateway_of(config_of(tmp_path, {"main": backend}), NO_CACHE) as served:
+        answered = await served.post("/v1/messages", {**ask, "stream": streamed}, CLAUDE)
+    assert answered.status == 200
+    _, looked, *rest = upstream.calls[0].json["messages"]
+    assert (looked["content"], looked["reasoning_content"]) == (None, "I have to look.")
+    assert [turn["role"] for turn in rest] == ["tool", "user"]  # a turn of thinking alone says nothing
+
+
+async def test_other_backends_get_no_thoughts_of_earlier_turns(served: Served, upstream: Upstream) -> None:
+    """OpenAI refuses fields that it does not know."""
+    ask = {**ASK, "messages": THOUGHTFUL, "tools": [{"name": "look", "input_schema": {"type": "object"}}]}
+    assert (await served.post("/v1/messages", ask, CLAUDE)).status == 200
+    assert b"reasoning_content" not in upstream.calls[0].body

@@ -43,10 +43,20 @@ UNSIGNED = {"thinking": {"signature": ""}}  # kind of block -> the fields that i
 class ChatAnswer:
     """`ChatAnswer` implements `TranslatedCall`, and its class implements `Translation`."""
 
-    def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> None:
+    def __init__(
+        self,
+        call: Call,
+        *,
+        model: str | None,
+        created: int,
+        cache_control: bool = False,
+        reasoning_content: bool = False,
+    ) -> None:
         fit = fitting(OPENAI)
         with bad_request_if_unreadable():
-            request = chat_request(call.body, model, cache_control=cache_control, fit=fit)
+            request = chat_request(
+                call.body, model, cache_control=cache_control, reasoning_content=reasoning_content, fit=fit
+            )
             self.outgoing = Outgoing(CHAT, orjson.dumps(request))
             self._stops = ChatStops(own_stops(call.body))
         self._original = fit.original

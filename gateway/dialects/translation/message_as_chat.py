@@ -32,9 +32,17 @@ DROPPED_BLOCKS = ("redacted_thinking",)
 
 class MessageAnswer:
     """`MessageAnswer` implements `TranslatedCall`, and its class implements `Translation`. The backend always
-    understands `cache_control`."""
+    understands `cache_control`, and never `reasoning_content`."""
 
-    def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = True) -> None:
+    def __init__(
+        self,
+        call: Call,
+        *,
+        model: str | None,
+        created: int,
+        cache_control: bool = True,
+        reasoning_content: bool = False,
+    ) -> None:
         if call.operation != CHAT:
             raise BadRequest(f"{call.operation} cannot be translated to Anthropic's protocol, which the backend speaks")
         fit = fitting(ANTHROPIC)

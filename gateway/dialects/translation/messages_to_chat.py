@@ -16,19 +16,26 @@ from gateway.errors import BadRequest
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}  # the other names are the same
 UNSUPPORTED_FIELDS = ("container", "mcp_servers", "prefill")
-# Earlier thinking is signed for its model, and OpenAI's protocol has no field for it.
+# Earlier thinking is signed for its model, and OpenAI's own protocol has no field for it.
 DROPPED_BLOCKS = ("thinking", "redacted_thinking")
+ENCRYPTED_BLOCKS = ("redacted_thinking",)  # dropped also where a server has a field for earlier thinking
 ROLES = ("user", "assistant", "system")
 PARAGRAPH = {"type": "text", "text": "\n\n"}  # between the texts of two turns of the model that become one
 
 
 def chat_request(
-    body: Mapping[str, Any], model: str | None, *, cache_control: bool = False, fit: Fitting | None = None
+    body: Mapping[str, Any],
+    model: str | None,
+    *,
+    cache_control: bool = False,
+    reasoning_content: bool = False,
+    fit: Fitting | None = None,
 ) -> dict[str, Any]:
     """Return the translated request. Raise `BadRequest` for fields that OpenAI's protocol cannot express.
 
-    `cache_control`: the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read. `fit` learns the
-    names of tools that do not fit. Stop sequences beyond `MAX_OPENAI` are left to `own_stops`.
+    `cache_control`: the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read.
+    `reasoning_content`: earlier thinking stays, in the field of that name. `fit` learns the names of tools that do not
+    fit. Stop sequences beyond `MAX_OPENAI` are left to `own_stops`.
     """
     fit = fit or fitting(OPENAI)
     for key in UNSUPPORTED_FIELDS:
@@ -36,7 +43,9 @@ def chat_request(
             raise _untranslatable(f"'{key}'")
     if not cache_control:
         body = {key: value for key, value in without_cache_marks(body).items() if key != "cache_control"}
-    request: dict[str, Any] = {"model": model or body["model"], "messages": _messages(body, fit), **cache_mark(body)}
+    dropped = ENCRYPTED_BLOCKS if reasoning_content else DROPPED_BLOCKS
+    messages = _messages(body, fit, dropped)
+    request: dict[str, Any] = {"model": model or body["model"], "messages": messages, **cache_mark(body)}
     if body.get("max_tokens"):
         request["max_completion_tokens"] = body["max_tokens"]
     for key in ("temperature", "top_p", "prompt_cache_retention"):
@@ -99,11 +108,11 @@ def _tool(tool: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     return {"type": "function", "function": function, **cache_mark(tool)}
 
 
-def _messages(body: Mapping[str, Any], fit: Fitting) -> list[dict[str, Any]]:
+def _messages(body: Mapping[str, Any], fit: Fitting, dropped: Sequence[str]) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
     if system := _texts(_spoken(_blocks(body.get("system") or "")), "a system prompt"):
         said.append({"role": "system", "content": system})
-    turns = _turns(body["messages"])
+    turns = _turns(body["messages"], dropped)
     for role, blocks in turns:
         if role == "assistant":
             said.append(_assistant(blocks, fit))
@@ -114,8 +123,8 @@ def _messages(body: Mapping[str, Any], fit: Fitting) -> list[dict[str, Any]]:
     return said if turns else [*said, {"role": "user", "content": ""}]
 
 
-def _turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Return role and blocks of each turn that says something.
+def _turns(messages: Sequence[Mapping[str, Any]], dropped: Sequence[str]) -> list[tuple[str, list[Any]]]:
+    """Return role and blocks of each turn that says something. Thinking alone says nothing.
 
     Servers refuse a turn of nothing, and many two turns of one side. Anthropic reads those as one, so they become one.
     """
@@ -125,8 +134,8 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]
         if role not in ROLES:
             raise _untranslatable(f"a message of the role {role[:40]!r}")
         if role == "assistant":
-            blocks = [block for block in blocks if block["type"] not in DROPPED_BLOCKS]
-        if not blocks:
+            blocks = [block for block in blocks if block["type"] not in dropped]
+        if all(block["type"] == "thinking" for block in blocks):
             continue
         if turns and turns[-1][0] == role:
             earlier = turns[-1][1]
@@ -159,10 +168,13 @@ def _is_marked(blocks: Sequence[Mapping[str, Any]]) -> bool:
 
 def _assistant(blocks: Sequence[Mapping[str, Any]], fit: Fitting) -> dict[str, Any]:
     texts: list[Mapping[str, Any]] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] == "text":
             texts.append(block)
+        elif block["type"] == "thinking":
+            thoughts.append(block["thinking"])
         elif block["type"] == "tool_use":
             function = {"name": fit.name(block["name"]), "arguments": orjson.dumps(block.get("input") or {}).decode()}
             call = {"id": fit.call_id(block["id"]), "type": "function", "function": function}
@@ -170,7 +182,8 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], fit: Fitting) -> dict[str, A
         else:
             raise _untranslatable(f"a block of the type {block['type'][:40]!r}")
     content = [_part(text) for text in texts] if _is_marked(texts) else "".join(text["text"] for text in texts)
-    return {"role": "assistant", "content": content or None} | ({"tool_calls": calls} if calls else {})
+    more = {"reasoning_content": "".join(thoughts), "tool_calls": calls}
+    return {"role": "assistant", "content": content or None, **{key: value for key, value in more.items() if value}}
 
 
 def _user(blocks: Sequence[Mapping[str, Any]], fit: Fitting) -> Iterator[dict[str, Any]]:
