@@ -35,11 +35,13 @@ from gateway.config.policy.model import Policy
 from gateway.context import Handler
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
+from gateway.http_server.responses_socket import ResponsesSockets
 from gateway.http_server.server import HttpServer
 from gateway.observability.access_log import AccessLog
 from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock
 from gateway.steps.assembly import RouteSteps, SharedSteps
+from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
 from gateway.steps.parts import Parts, build_parts
@@ -167,9 +169,10 @@ class Gateway:
 
     def _pipeline(self) -> Handler:
         """Return the pipeline for client requests, up to the steps of their route."""
-        endpoints = [self.parts.feedback, *self.jobs.endpoints]
-        access = self.access
-        return shared_pipeline(
+        config, access = self.config, self.access
+        sockets = ResponsesSockets(self._current, config.backends, self.parts.clock, max_body=config.server.max_body)
+        endpoints: list[Endpoint] = [sockets, self.parts.feedback, *self.jobs.endpoints]
+        pipeline = shared_pipeline(
             SharedSteps(
                 self.parts,
                 self._current,
@@ -181,6 +184,7 @@ class Gateway:
             ),
             self.parts.telemetry.failures,
         )
+        return sockets.connect(pipeline)
 
     def _job_pipeline(self) -> Handler:
         """Return the pipeline for jobs. It has no limit on concurrency, because the job workers bound that.

@@ -47,6 +47,7 @@ class Bypass(StrEnum):
     FEEDBACK = "feedback"  # the request is about an answer
     BACKGROUND = "background"  # the answer is polled for, not awaited
     CONVERSATION = "conversation"  # the call changes a conversation that the backend stores
+    WEBSOCKET = "websocket"  # the connection of a WebSocket whose messages are the calls
     JOB = "job"  # the request is about an answer that comes later
     MESSAGE = "message"  # an MCP message that may change something, open a stream, or answer a question of the server
     TOOL = "tool"  # an MCP tool that the policy does not list, or that nothing says only reads

@@ -54,7 +54,8 @@ class AiohttpEdge:
         headers = service.headers.all(request, response)
         try:
             if isinstance(body, Tunnel):
-                return await relay(http, body.upstream, max_frame=service.config.max_body, stopping=service.stopping)
+                limit, stopping = service.config.max_body, service.stopping
+                return await relay(http, body.upstream, headers, max_frame=limit, stopping=stopping)
             data = body_nowait(body)
             if data is not None:
                 return prebuilt(http, response.status, headers, data)

@@ -4,6 +4,7 @@ ways as they arrive, each side as fast as the other one reads. Nothing is cached
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -15,12 +16,19 @@ CLOSE_S = 5.0  # how long a side may take for the closing handshake
 
 
 async def relay(
-    http: web.BaseRequest, upstream: Duplex, *, max_frame: int, stopping: asyncio.Event
+    http: web.BaseRequest,
+    upstream: Duplex,
+    headers: Iterable[tuple[str, str]],
+    *,
+    max_frame: int,
+    stopping: asyncio.Event,
 ) -> web.WebSocketResponse:
     """Relay frames until one side closes, and close the other side with the same code. Also close when the gateway
-    stops: a session may last an hour, too long to wait for. `max_frame`: bytes of a client's frame."""
+    stops: a session may last an hour, too long to wait for. `headers`: of the handshake's answer. `max_frame`: bytes of
+    a client's frame."""
     protocols = () if upstream.protocol is None else (upstream.protocol,)
     client = web.WebSocketResponse(protocols=protocols, heartbeat=HEARTBEAT_S, max_msg_size=max_frame, timeout=CLOSE_S)
+    client.headers.extend(headers)
     await client.prepare(http)
     session = asyncio.create_task(_session(client, upstream, stopping))
     try:
