@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.credentials import TRACING
 from gateway.errors import TooManyInflight
+from gateway.job_store import Transmission
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import (
     NO_DIRECTIVES,
@@ -108,7 +109,7 @@ class RequestContext:
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "classification", "tier_decision", "outlook", "light_only", "metered", "overloaded",
-        "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer",
+        "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
     )  # fmt: skip
 
     def __init__(
@@ -218,6 +219,7 @@ class RequestContext:
         self.called_upstream: str | None = None  # the address called last, if the backend has several
         self.affinity: Affinity | None = None  # who made the resource that it names: only that backend has it
         self.reads_answer = False  # no dialect claims the path, but the gateway reads the answer for ids of resources
+        self.transmission: Transmission | None = None  # of a job; shared with all copies
 
     @property
     def log_fields(self) -> dict[str, str]:

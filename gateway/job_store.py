@@ -43,6 +43,19 @@ class RecordUnreadable(ValueError):
     """A record in the store is no job, or has another version."""
 
 
+@dataclass(slots=True)
+class Transmission:
+    """Whether the request of a job has gone to a backend. A job that may go only once is not tried again."""
+
+    sent: bool = False  # a byte of it may have reached a backend, now or in an earlier attempt
+    once: bool = False  # it may not be sent a second time
+
+    @property
+    def final(self) -> bool:
+        """Whether no further attempt may be made."""
+        return self.sent and self.once
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that is answered later."""
@@ -58,6 +71,9 @@ class Job:
     priority: Priority  # rank among jobs; at a backend every job yields to interactive requests
     webhook: str  # a URL; empty: none
     subjects: tuple[str, ...] = ()  # digests of those who caused it (`gateway.subjects`); not in the record
+    transmission: Transmission = field(
+        default_factory=Transmission, compare=False
+    )  # of this attempt; not in the record
 
 
 @dataclass(frozen=True, slots=True)

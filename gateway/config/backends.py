@@ -59,7 +59,7 @@ class Retries(Section):
 
     budget: Share = 0.2
     """The share of the calls of the last ten seconds that may be retried, or five calls if that is more. 0: no retries.
-    """
+    Calls that are sent again because the server had closed a kept connection count."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 2
     """Attempts of one call, the first one included."""
 

@@ -194,6 +194,7 @@ class KServe(Unstreamed):
             prompt_source=asked or "",
             max_tokens=limit if type(limit) is int and limit > 0 else None,
             user=None,
+            uncached=Bypass.SEQUENCE if _is_in_sequence(settings) else None,
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
@@ -311,9 +312,13 @@ def _bypass_reason(inference: InferenceRequest) -> Bypass | None:
         return Bypass.RAW
     parameters = [inference.parameters, *(t.parameters for t in inference.inputs)]
     parameters += [wanted.parameters for wanted in inference.outputs or ()]
-    if inference.parameters.get("sequence_id", 0) not in (0, ""):
+    if _is_in_sequence(inference.parameters):
         return Bypass.SEQUENCE
     return Bypass.SHARED_MEMORY if any("shared_memory_region" in each for each in parameters) else None
+
+
+def _is_in_sequence(parameters: Mapping[str, Any]) -> bool:
+    return parameters.get("sequence_id", 0) not in (0, "", None)
 
 
 def _question(inference: InferenceRequest) -> Tensor | None:

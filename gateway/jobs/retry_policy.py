@@ -8,7 +8,8 @@ from math import inf
 from gateway.job_store import Conclusion, Headers, JobResult, JobStatus
 
 # The backend, its concurrency limiter or a policy limit asks for a later call. This does not count as an attempt.
-RETRY_LATER = frozenset({429, 503})
+TOO_MANY = 429
+RETRY_LATER = frozenset({TOO_MANY, 503})
 SERVER_FAULTS = frozenset({408, 500, 502, 504})
 BASE_S, CAP_S = 1.0, 60.0
 MAX_RETRY_AFTER_S = 300.0
@@ -34,9 +35,12 @@ class RetryTerms:
 
 
 def decide(
-    result: JobResult | str, attempt: int, age_s: float, terms: RetryTerms, jitter: float
+    result: JobResult | str, attempt: int, age_s: float, terms: RetryTerms, jitter: float, *, final: bool = False
 ) -> Conclusion | RetryDecision:
-    """Decide on a result: a response, or the reason why there is none. `jitter` in [0, 1) spreads the retries."""
+    """Decide on a result: a response, or the reason why there is none. `jitter` in [0, 1) spreads the retries.
+
+    `final`: the request has gone to a backend and may go only once. Only a 429 says that the backend did nothing.
+    """
     status = result.status if isinstance(result, JobResult) else 0
     answer = result if isinstance(result, JobResult) else None
     error = result if isinstance(result, str) else ""
@@ -44,6 +48,8 @@ def decide(
         return Conclusion(JobStatus.COMPLETED if status < 400 else JobStatus.FAILED, answer, "", terms.result_s)
     is_throttled = status in RETRY_LATER
     delay = retry_after_s(answer.headers, jitter) if answer is not None and is_throttled else backoff_s(attempt, jitter)
+    if final and status != TOO_MANY:
+        return Conclusion(JobStatus.FAILED, answer, sent_once(error or f"status {status}"), terms.dead_s, dead=True)
     if age_s + delay >= terms.max_age_s:
         reason = f"not answered within {terms.max_age_s:g} s (jobs.max_age)"
         return Conclusion(JobStatus.FAILED, answer, reason, terms.dead_s, dead=True)
@@ -51,6 +57,11 @@ def decide(
         reason = f"no answer in {attempt} attempts" + (f": {error}" if error else "")
         return Conclusion(JobStatus.FAILED, answer, reason, terms.dead_s, dead=True)
     return RetryDecision(delay, counted=not is_throttled, error=error or f"status {status}")
+
+
+def sent_once(error: str) -> str:
+    """Return why a job that may be sent only once is not tried again. `error`: what its only attempt came to."""
+    return f"{error}: the backend may have done the work, so the job is not sent again"
 
 
 def backoff_s(attempt: int, jitter: float, base_s: float = BASE_S, cap_s: float = CAP_S) -> float:

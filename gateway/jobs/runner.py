@@ -43,8 +43,12 @@ class Runner:
         self._own_headers = ResponseHeaders()
 
     async def run(self, job: Job) -> JobResult:
-        """Run the job. Raise `NoAnswer`. Cancelling this cancels the call upstream."""
+        """Run the job, and record in its `transmission` whether it went to a backend. Raise `NoAnswer`.
+
+        Cancelling this cancels the call upstream.
+        """
         request = self._request(job)
+        request.transmission = job.transmission
         response = await resolve_response(self._handler(request))
         try:
             body = await self._read_body(response)

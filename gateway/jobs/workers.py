@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.errors import StoreUnavailable
 from gateway.job_store import ClaimedJob, Conclusion, JobResult, JobStatus, JobStore, LeaseState
-from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, decide
+from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, decide, sent_once
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
@@ -137,10 +137,11 @@ class JobWorkers:
         if claimed.attempt == 1:
             self._telemetry.job_wait_seconds.observe(claimed.age_s)
         try:
-            decision = self._decide(claimed, await self._result(claimed), started)
+            result = await self._result(claimed)
         except Exception:
             LOG.exception("a job failed inside the gateway", extra={"fields": {"job": claimed.job.id}})
-            decision = self._decide(claimed, "internal error of the gateway", started)
+            result = "internal error of the gateway"
+        decision = self._decide(claimed, result, started)
         await self._settle(claimed, decision, started)
 
     async def _result(self, claimed: ClaimedJob) -> JobResult | Conclusion | str:
@@ -157,7 +158,10 @@ class JobWorkers:
         now = self._clock.monotonic()
         if isinstance(result, Conclusion):
             return result
-        decision = decide(result, claimed.attempt, claimed.age_s + now - started, self._terms, self._rng())
+        age_s = claimed.age_s + now - started
+        decision = decide(
+            result, claimed.attempt, age_s, self._terms, self._rng(), final=claimed.job.transmission.final
+        )
         if isinstance(decision, RetryDecision) and not decision.counted:
             self._pace.back_off(started, now, decision.delay_s)
         elif isinstance(decision, Conclusion):
@@ -230,11 +234,11 @@ class JobWorkers:
     async def _requeue_all(self) -> None:
         for held in list(self._running.values()):
             await cancel_and_wait(held.task)
+            error = "the gateway that ran the job was stopped"
+            job, token = held.claimed.job.id, held.claimed.token
             with suppress(StoreUnavailable):  # its claim expires instead
-                await self._store.requeue(
-                    held.claimed.job.id,
-                    held.claimed.token,
-                    0.0,
-                    counted=False,
-                    error="the gateway that ran the job was stopped",
-                )
+                if held.claimed.job.transmission.final:
+                    dead = Conclusion(JobStatus.FAILED, None, sent_once(error), self._terms.dead_s, dead=True)
+                    await self._store.conclude(job, token, dead)
+                else:
+                    await self._store.requeue(job, token, 0.0, counted=False, error=error)

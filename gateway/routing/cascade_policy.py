@@ -44,6 +44,8 @@ _UNCERTAINTY = re.compile(
 def is_applicable(check: Check, call: Call, *, judged: bool) -> bool:
     """Return whether the check can judge the answer to such a call. `judged`: a model grades the answer."""
     body = call.body
+    if call.stateful:  # a trial and its escalation would be two calls
+        return False
     if check == "schema":
         return bool(demanded_form(call))
     if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:

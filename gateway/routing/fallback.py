@@ -69,7 +69,7 @@ class Fallback:
                     extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}},
                 )
                 continue
-            if response.status not in RETRYABLE or not is_repeatable(request):
+            if response.status not in RETRYABLE or not is_repeatable(request, answered=True):
                 return BackendAnswer(response, name, instead)
             instead = instead or Choice.FALLBACK
             await close_body(response.body)

@@ -73,7 +73,7 @@ class BoundedConnector(aiohttp.TCPConnector):
 
 def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
     """Return a session for one backend that passes bodies through: no decompression, no cookies, no redirects."""
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         connector=BoundedConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -85,6 +85,9 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         trust_env=False,
     )
+    # `AiohttpClient` asks the call before it sends a request again, and counts it. aiohttp itself would do neither.
+    session._retry_connection = False
+    return session
 
 
 class AiohttpSession:

@@ -13,6 +13,7 @@ from typing import Any
 from gateway.circuit_breaker import BreakerState
 from gateway.context import Load, RequestContext
 from gateway.errors import AttemptTimedOut, BackendError, RateLimited
+from gateway.job_store import Transmission
 from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
@@ -69,7 +70,8 @@ class BackendRules:
 class UpstreamPool:
     """`UpstreamPool` is a backend with its upstreams. It chooses one for each call, retries and hedges.
 
-    `name` is the name in the configuration. `rng` returns numbers in [0, 1).
+    `name` is the name in the configuration. `rng` returns numbers in [0, 1). `budget` is that of the retries, which the
+    transports of the upstreams share.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class UpstreamPool:
         telemetry: Telemetry,
         rules: BackendRules = BackendRules(),
         rng: Callable[[], float] = random.random,
+        budget: RetryBudget | None = None,
     ) -> None:
         self.name = name
         self.endpoints = tuple(endpoints)
@@ -87,7 +90,7 @@ class UpstreamPool:
         self._telemetry = telemetry
         self._rules = rules
         self._rng = rng
-        self.budget = RetryBudget(rules.retry_share)
+        self.budget = budget or RetryBudget(rules.retry_share)
         # The common case is one upstream: there is nothing to choose.
         self.single = self.endpoints[0] if len(self.endpoints) == 1 else None
         for endpoint in self.endpoints:
@@ -162,6 +165,8 @@ class UpstreamPool:
         if request.upstream_since is None:
             request.upstream_since = now
         request.upstream_due = request.upstream_since + self._rules.total_s
+        if request.transmission is not None:
+            self._require_first_transmission(request, request.transmission)
         if now >= request.upstream_due:
             said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)
@@ -179,6 +184,13 @@ class UpstreamPool:
         if response.status < 400:
             return response  # the common case: nothing to record, no retry
         return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, response)])
+
+    def _require_first_transmission(self, request: RequestContext, transmission: Transmission) -> None:
+        """Raise `BackendError` if the request has gone to a backend before and may go only once."""
+        transmission.once = not is_repeatable(request)
+        if transmission.final:
+            said = "the request may have been sent before, and may be sent only once"
+            raise BackendError(f"backend '{self.name}' was not called: {said}", retryable=False)
 
     async def _retry_until_final(
         self, request: RequestContext, endpoint: Upstream, attempts: list[AttemptResult]

@@ -21,7 +21,8 @@ from gateway.upstream.backend import BackendRules, UpstreamPool
 from gateway.upstream.batching import Batching
 from gateway.upstream.hedging import HedgeRules
 from gateway.upstream.http_backend import HttpBackend
-from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient
+from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient, MayResend, always
+from gateway.upstream.retry import Resends, RetryBudget
 from gateway.upstream.upstream import Upstream, UpstreamConfig
 
 
@@ -33,17 +34,17 @@ def build_pools(
     Raise `StartupError` if the environment lacks a named secret. Raise `ModelMissing` or `ModelCorrupt` if a local
     model cannot be loaded.
     """
-    return {
-        name: UpstreamPool(
-            name,
-            [Upstream(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
-            clock,
-            telemetry,
-            _rules(section),
-            random.random,
-        )
-        for name, section in config.backends.items()
-    }
+    pools = {}
+    for name, section in config.backends.items():
+        rules = _rules(section)
+        budget = RetryBudget(rules.retry_share)
+        resends = Resends(name, budget, clock, telemetry.retries)
+        upstreams = [
+            Upstream(upstream, clock, telemetry)
+            for upstream in _upstreams(name, section, config, environ, clock, resends)
+        ]
+        pools[name] = UpstreamPool(name, upstreams, clock, telemetry, rules, random.random, budget)
+    return pools
 
 
 def reloads(section: BackendSection) -> bool:
@@ -66,6 +67,7 @@ def _upstreams(
     config: Config,
     environ: Mapping[str, str],
     clock: Clock,
+    resends: Resends,
 ) -> list[UpstreamConfig]:
     if isinstance(section, OnnxBackendConfig):
         return [onnx_factory.upstream(name, section, clock)]
@@ -76,7 +78,7 @@ def _upstreams(
     upstreams = []
     for i, address in enumerate(section.addresses):
         own = read_secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
-        upstreams.append(_http(name, section, address, own or shared, config, clock))
+        upstreams.append(_http(name, section, address, own or shared, config, clock, resends))
     return upstreams
 
 
@@ -87,6 +89,7 @@ def _http(
     api_key: str | None,
     config: Config,
     clock: Clock,
+    resends: Resends,
 ) -> UpstreamConfig:
     passthrough = config.auth.mode == "passthrough"
     # Twice as many connections as calls, because some of them only wait for the end of a body.
@@ -95,7 +98,7 @@ def _http(
         name,
         address.url,
         speaks=section.adapter,
-        client=client_of(section, address.url, session),
+        client=client_of(section, address.url, session, resends.allow),
         session=session,
         models=model_names(section),
         api_key=api_key,
@@ -123,12 +126,19 @@ def _http(
     )
 
 
-def client_of(section: OpenAIBackendConfig, url: str, session: AiohttpSession) -> HttpClient:
+def client_of(
+    section: OpenAIBackendConfig, url: str, session: AiohttpSession, may_resend: MayResend = always
+) -> HttpClient:
     """Return the HTTP client of an upstream. Only the `aiohttp` client uses `session`."""
     origin = str(URL(url).origin())
     if section.client == "aiohttp":
-        return AiohttpClient(origin, session)
-    return Http1Client(origin, connect_s=section.timeouts.connect, max_connections=section.max_concurrency)
+        return AiohttpClient(origin, session, may_resend)
+    return Http1Client(
+        origin,
+        connect_s=section.timeouts.connect,
+        max_connections=section.max_concurrency,
+        may_resend=may_resend,
+    )
 
 
 def batching(

@@ -26,6 +26,7 @@ from gateway.dialects.model_names import ModelNames
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
+from gateway.job_store import Transmission
 from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
 from gateway.ports import Clock, TranslatedCall
 from gateway.streams import StreamObserver, close_body, with_observer
@@ -55,7 +56,7 @@ from gateway.upstream.header_filter import (
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream
-from gateway.upstream.retry import IDEMPOTENT
+from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket
 
 
@@ -195,7 +196,10 @@ class HttpBackend(LimitedBackend):
         try:
             sent = self.upstream_request(request, translated)
             due, end = self._deadlines(request, sent, permit)
-            answer = await self._client.send(sent, due)
+            transmission = request.transmission
+            answer = await (
+                self._client.send(sent, due) if transmission is None else self._record(transmission, sent, due)
+            )
         except BaseException as error:
             failure = self._to_gateway_error(error)
             if isinstance(failure, BackendError) and failure.status == 504:
@@ -251,6 +255,15 @@ class HttpBackend(LimitedBackend):
 
     def _model_of(self, call: Call) -> str:
         return self._models.upstream_name(call.model) or call.model
+
+    async def _record(self, transmission: Transmission, sent: UpstreamRequest, due: float) -> UpstreamResponse:
+        """Send a request, and record whether a byte of it may have reached the endpoint."""
+        before, transmission.sent = transmission.sent, True
+        try:
+            return await self._client.send(sent, due)
+        except ExchangeFailed as error:
+            transmission.sent = before or error.sent
+            raise
 
     async def _read(
         self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
@@ -409,15 +422,20 @@ class HttpBackend(LimitedBackend):
                 sent = self._accepted(call, sent, translated=True)
             headers = self._headers(request, foreign=True)
             return UpstreamRequest(
-                request.method, self.target(sent.path, ""), _override_headers(headers, sent.headers), sent.body
+                request.method,
+                self.target(sent.path, ""),
+                _override_headers(headers, sent.headers),
+                sent.body,
+                repeatable=not call.stateful,
             )
-        sent = self._outgoing(request, call)
+        sent, repeatable = self._outgoing(request, call), not call.stateful
         if sent.headers or sent.path != request.path:
             headers = _override_headers(self._headers(request), sent.headers)
-            return UpstreamRequest(request.method, self.target(sent.path, request.query), headers, sent.body)
+            target = self.target(sent.path, request.query)
+            return UpstreamRequest(request.method, target, headers, sent.body, repeatable=repeatable)
         target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
         extra_headers = request.upstream_trace_headers()
-        return UpstreamRequest(request.method, target, headers, sent.body, None, True, extra_headers, opening)
+        return UpstreamRequest(request.method, target, headers, sent.body, None, repeatable, extra_headers, opening)
 
     def _shared_head(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
         """Return the target, headers (without tracing) and opening that all requests with this head share."""
@@ -427,16 +445,16 @@ class HttpBackend(LimitedBackend):
 
     def _passthrough_request(self, request: RequestContext) -> UpstreamRequest:
         """Return a request that no dialect parses. A body that is still arriving is streamed."""
-        source, method = request.body_source, request.method
+        source, method, repeatable = request.body_source, request.method, is_repeatable(request)
         body = source.buffered_body
         if body is not None and self.speaks != "kserve":
             target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
-            extra_headers, repeatable = request.upstream_trace_headers(), not body or method in IDEMPOTENT
+            extra_headers = request.upstream_trace_headers()
             return UpstreamRequest(method, target, headers, body, None, repeatable, extra_headers, opening)
         path = rename_model_in_path(request.path, self._models) if self.speaks == "kserve" else request.path
         target, headers = self.target(path, request.query), self._headers(request)
         if body is not None:
-            return UpstreamRequest(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
+            return UpstreamRequest(method, target, headers, body, repeatable=repeatable)
         length = request.headers.get("content-length", "")
         known = int(length) if length.isascii() and length.isdigit() else None
         return UpstreamRequest(method, target, headers, source.stream() or b"", known, repeatable=False)

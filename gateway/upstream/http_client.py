@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -32,9 +32,9 @@ class Opening:
 class UpstreamRequest(NamedTuple):
     """A request to send.
 
-    `body` may be a stream, with its `length` if known. `repeatable`: send the request once more if the server silently
-    closes a reused connection. `opening` is shared by all requests with this method, target and headers. They differ
-    only in `extra_headers`, body and length.
+    `body` may be a stream, with its `length` if known. `repeatable`: the request may be sent once more if the server
+    silently closes a reused connection. `opening` is shared by all requests with this method, target and headers. They
+    differ only in `extra_headers`, body and length.
     """
 
     method: str
@@ -45,6 +45,14 @@ class UpstreamRequest(NamedTuple):
     repeatable: bool = True
     extra_headers: Sequence[tuple[str, str]] = ()  # sent after `headers`
     opening: Opening | None = None
+
+
+MayResend = Callable[[], bool]
+"""Decides whether a repeatable request is sent once more, and counts it: `gateway.upstream.retry.Resends`."""
+
+
+def always() -> bool:
+    return True
 
 
 class UpstreamResponse(Protocol):
@@ -107,8 +115,15 @@ class Http1Client:
     """`Http1Client` implements `HttpClient` on `gateway.upstream.http1`."""
 
     def __init__(
-        self, origin: str, *, connect_s: float, max_connections: int, tls: ssl.SSLContext | None = None
+        self,
+        origin: str,
+        *,
+        connect_s: float,
+        max_connections: int,
+        tls: ssl.SSLContext | None = None,
+        may_resend: MayResend = always,
     ) -> None:
+        self._may_resend = may_resend
         self.client = Client(Origin.of(origin), connect_s=connect_s, max_connections=max_connections, tls=tls)
         self.authority = self.client.origin.authority
 
@@ -127,7 +142,13 @@ class Http1Client:
         else:
             head = b"%b%b%b\r\n" % (encoded, lines, framing_lines(method, length))
         return self.client.send(
-            head, body, length=length, is_head_request=method == "HEAD", repeatable=repeatable, deadline=deadline
+            head,
+            body,
+            length=length,
+            is_head_request=method == "HEAD",
+            repeatable=repeatable,
+            deadline=deadline,
+            may_resend=self._may_resend,
         )
 
     async def close(self) -> None:
@@ -140,10 +161,11 @@ TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 class AiohttpClient:
     """`AiohttpClient` implements `HttpClient` on aiohttp."""
 
-    def __init__(self, origin: str, session: AiohttpSession) -> None:
+    def __init__(self, origin: str, session: AiohttpSession, may_resend: MayResend = always) -> None:
         self._origin = origin
         self._session = session
         self._finishing: set[asyncio.Task[None]] = set()  # of answers whose connections wait for the end of their body
+        self._may_resend = may_resend
 
     async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
         headers, body = [*request.headers, *request.extra_headers], request.body
@@ -154,26 +176,33 @@ class AiohttpClient:
             self._session.get().request, request.method, url, headers=headers, data=body or None, allow_redirects=False
         )
         CURRENT_CONNECTION.set(connection)
+        resent = False
         try:
             async with asyncio.timeout_at(deadline):
                 try:
                     return _Answer(await attempt(), self._finishing)
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                    if not request.repeatable or not isinstance(body, bytes) or not connection.reused:
+                    resent = request.repeatable and isinstance(body, bytes) and connection.reused
+                    if not resent or not self._may_resend():
                         raise
                     return _Answer(await attempt(), self._finishing)
-        except aiohttp.ConnectionTimeoutError:
-            raise ConnectTimedOut("no connection was established in time") from None
-        except TimeoutError:
-            raise TimedOut("nothing came in time") from None
-        except aiohttp.ClientConnectorError as error:
-            raise ConnectFailed(type(error).__name__) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise ExchangeFailed(type(error).__name__) from None
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            failure = _failure(error)
+            raise (failure.after_resend() if resent else failure) from None
 
     async def close(self) -> None:
         await cancel_and_wait(*self._finishing)
         await self._session.close()
+
+
+def _failure(error: Exception) -> ExchangeFailed:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return ConnectTimedOut("no connection was established in time")
+    if isinstance(error, TimeoutError):
+        return TimedOut("nothing came in time")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return ConnectFailed(type(error).__name__)
+    return ExchangeFailed(type(error).__name__)
 
 
 class _Answer:

@@ -9,6 +9,8 @@ from gateway.context import RequestContext
 from gateway.dialects.self_contained import is_self_contained
 from gateway.errors import AttemptTimedOut, BackendError, BackendOverloaded, ModelNotReady, UnsupportedByBackend
 from gateway.messages import Response
+from gateway.observability.metrics import Counter
+from gateway.ports import Clock
 from gateway.streams import close_body
 
 # As in Finagle and linkerd: a share of the calls of the last ten seconds, and a few more for quiet times.
@@ -125,7 +127,7 @@ Outcome = Response | BackendError
 def retry_target(outcome: Outcome, request: RequestContext, *, waits: bool) -> RetryTarget:
     """Return the upstreams that may be tried next. `waits`: the upstream said when it accepts calls again."""
     if isinstance(outcome, Response):
-        target, sent = target_after_response(outcome.status, waits=waits), True
+        target, sent, answered = target_after_response(outcome.status, waits=waits), True, True
         if target is not RetryTarget.NOBODY and forbids_retry(outcome):
             return RetryTarget.NOBODY
     elif isinstance(outcome, BackendOverloaded):
@@ -134,11 +136,12 @@ def retry_target(outcome: Outcome, request: RequestContext, *, waits: bool) -> R
         return RetryTarget.NOBODY  # all upstreams have the same models
     else:
         target, sent = target_after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
+        answered = False
         if isinstance(outcome, AttemptTimedOut):
             target = RetryTarget.ANYBODY  # no other upstream may be left by now
         elif isinstance(outcome, ModelNotReady):
             target = RetryTarget.OTHERS
-    return target if is_repeatable(request, sent=sent) else RetryTarget.NOBODY
+    return target if is_repeatable(request, sent=sent, answered=answered) else RetryTarget.NOBODY
 
 
 def forbids_retry(response: Response) -> bool:
@@ -154,18 +157,46 @@ def failed(outcome: Outcome) -> bool:
     return not isinstance(outcome, BackendOverloaded | AttemptTimedOut | UnsupportedByBackend)
 
 
-def is_repeatable(request: RequestContext, *, sent: bool = True) -> bool:
-    """Return whether the call may be sent again. `sent` False: nothing of it was sent, so it may.
+def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool = False) -> bool:
+    """Return whether the call may be sent again. `sent` False: nothing of it was sent, so it may. `answered`: the
+    backend has answered with an error, so that it works no longer.
 
-    Parsed calls change nothing upstream, unless they are stateful. Others may: they are repeated only if they are
-    self-contained or the method allows it (RFC 9110 section 9.2.2), and the body is still available.
+    Parsed calls change nothing upstream, unless they are stateful. Others may. They are repeated only if the method
+    allows it (RFC 9110 section 9.2.2), or if they are self-contained and were answered. Their body must be at hand. The
+    retries of a pool, the transport, the fallbacks of a route and the attempts of a job all ask here.
     """
     if not sent:
         return True
     if request.call is not None:
         return not request.call.stateful
-    harmless = request.method in IDEMPOTENT or is_self_contained(request.method, request.path)
+    harmless = request.method in IDEMPOTENT or (answered and is_self_contained(request.method, request.path))
     return harmless and request.body_source.replayable
+
+
+class Resends:
+    """`Resends` permits and counts the calls that a transport sends again because a kept connection turned out closed.
+
+    Such a call is no further attempt of its request: the upstream has not failed. It takes from the backend's `budget`
+    of retries all the same, because the upstream may have begun to work.
+    """
+
+    __slots__ = ("_backend", "_budget", "_clock", "_counter")
+
+    def __init__(self, backend: str, budget: RetryBudget, clock: Clock, counter: Counter) -> None:
+        self._backend = backend
+        self._budget = budget
+        self._clock = clock
+        self._counter = counter
+
+    def allow(self) -> bool:
+        """Return whether a call may be sent once more now, and count it."""
+        now = self._clock.monotonic()
+        if not self._budget.is_available(now):
+            self._counter.add(self._backend, "budget")
+            return False
+        self._budget.spend(now)
+        self._counter.add(self._backend, "reconnected")
+        return True
 
 
 def is_free_attempt(outcome: Outcome) -> bool:

@@ -75,8 +75,8 @@ return {'accepted', id}
 """
 )
 # ARGV: worker, number of jobs, visibility ms, attempts, ms to keep a dead job, whether to look for lost ones. Returns
-# four values per job: record, token, attempt, age in ms. Every eighth turn the lowest priority goes first, so that it
-# does not starve.
+# five values per job: record, token, attempt, age in ms, whether its worker was lost. Every eighth turn the lowest
+# priority goes first, so that it does not starve.
 CLAIM = (
     HEAD
     + """
@@ -94,13 +94,14 @@ local function begin(id, prio, entry)
   local token = redis.call('INCR', P .. 'token')
   local attempt = redis.call('HINCRBY', job(id), 'attempts', 1)
   redis.call('HSET', job(id), 'status', 'running', 'token', ms(token), 'entry', entry, 'started', ms(now))
-  for _, value in ipairs({f[1], token, attempt, ms(now - tonumber(f[2]))}) do out[#out + 1] = value end
+  local age, was_lost = ms(now - tonumber(f[2])), f[4] == 'running' and 1 or 0
+  for _, value in ipairs({f[1], token, attempt, age, was_lost}) do out[#out + 1] = value end
 end
 for prio = 0, 2 do
-  if lost == '1' and #out < 4 * most and redis.call('EXISTS', stream(prio)) == 1 then
+  if lost == '1' and #out < 5 * most and redis.call('EXISTS', stream(prio)) == 1 then
     local cursor = redis.call('GET', P .. 'cursor:' .. prio) or '0-0'
     local found = redis.call('XAUTOCLAIM', stream(prio), 'workers', worker, visibility, cursor, 'COUNT',
-      most - #out / 4)
+      most - #out / 5)
     if found[1] ~= cursor then redis.call('SET', P .. 'cursor:' .. prio, found[1]) end
     for _, entry in ipairs(found[2]) do begin(entry[2][2], prio, entry[1]) end
   end
@@ -110,7 +111,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', '-inf', ms(now),
   local f = redis.call('HMGET', job(id), 'priority', 'tenant')
   if f[1] then queue(id, f[1], f[2]) end
 end
-while #out < 4 * most and redis.call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2') > 0 do
+while #out < 5 * most and redis.call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2') > 0 do
   local turn = redis.call('INCR', P .. 'turn')
   for step = 0, 2 do
     local prio = turn % 8 == 0 and 2 - step or step

@@ -76,9 +76,11 @@ class RedisJobs:
     ) -> list[ClaimedJob]:
         records = await self._run("CLAIM", worker, most, _ms(visibility_s), attempts, _ms(dead_s), "1" if lost else "0")
         claimed = []
-        for record, token, attempt, age in zip(*(records[i::4] for i in range(4)), strict=True):
+        for record, token, attempt, age, lost in zip(*(records[i::5] for i in range(5)), strict=True):
             try:
-                claimed.append(ClaimedJob(decode_job(record), int(token), int(attempt), int(age) / 1000))
+                job = decode_job(record)
+                job.transmission.sent = bool(lost)  # the worker that went silent may have sent it
+                claimed.append(ClaimedJob(job, int(token), int(attempt), int(age) / 1000))
             except RecordUnreadable:
                 continue  # of another version: its claim expires, and another gateway may be able to read it
         return claimed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
-from gateway.upstream.http1.errors import Disconnected
+from gateway.upstream.http1.errors import Disconnected, ExchangeFailed
 from gateway.upstream.http1.headers import Origin
 from gateway.upstream.http1.pool import ConnectionPool, Connector
 from gateway.upstream.http1.response import HttpResponse
@@ -41,13 +41,14 @@ class Client:
         is_head_request: bool = False,
         repeatable: bool,
         deadline: float,
+        may_resend: Callable[[], bool] = lambda: True,
     ) -> HttpResponse:
         """Send a request and return its response once the head has arrived.
 
         `head` comes from `headers.request_head`. `length` is the Content-Length of a streamed body; None: chunked.
         `is_head_request`: the response has no body (HEAD). `deadline` is the event-loop time by which the head must
         arrive. `repeatable`: if a reused connection closes before the first byte of the response, send the request once
-        more over a new connection. A streamed body is never repeated.
+        more over a new connection, unless `may_resend` refuses. A streamed body is never repeated.
 
         Raise `ExchangeFailed`, and whatever `body` raises.
         """
@@ -62,12 +63,16 @@ class Client:
                     await connection.wait(deadline)
                 return answer
             except Disconnected:
-                if not repeatable:
+                if not repeatable or not may_resend():
                     raise
             except BaseException:
                 answer.close()
                 raise
-            repeatable, connection = False, await self.pool.acquire(deadline)
+            repeatable = False
+            try:
+                connection = await self.pool.acquire(deadline)
+            except ExchangeFailed as error:
+                raise error.after_resend() from None
 
     async def close(self) -> None:
         await self.pool.close()

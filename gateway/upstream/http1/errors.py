@@ -8,6 +8,11 @@ class ExchangeFailed(Exception):
 
     sent = True
 
+    def after_resend(self) -> ExchangeFailed:
+        """Return the error of a second attempt: the first one had sent the request."""
+        self.sent = True
+        return self
+
 
 class ConnectFailed(ExchangeFailed):
     """No connection: the name does not resolve, the port refuses, or the certificate is not trusted."""
