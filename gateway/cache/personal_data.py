@@ -165,7 +165,7 @@ def _text_of(call: Call) -> str | None:
 
 def _texts_of(call: Call) -> Iterator[str]:
     """Yield the texts of a call: of a conversation, all turns with the tools' calls and results."""
-    if call.operation not in _CONVERSATIONS:
+    if call.operation not in _CONVERSATIONS and (call.questions or call.operation != "embeddings"):
         yield call.prompt
         yield from call.questions
         return

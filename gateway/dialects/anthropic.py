@@ -15,7 +15,7 @@ import orjson
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
+from gateway.dialects.json_body import ABSENT, check_limit, check_temperature, invalid_field, limit_of, parse_object
 from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
@@ -55,7 +55,7 @@ class Anthropic(Conversational):
             stream=given.get("stream") is True,
             decisive_source=partial(_decisive, given, marked=b'"cache_control"' in body),
             prompt_source=_prompt,
-            max_tokens=given.get("max_tokens") or None,
+            max_tokens=limit_of(given.get("max_tokens")),
             user=(given.get("metadata") or {}).get("user_id"),
         )
 
@@ -120,7 +120,7 @@ def _check(body: Mapping[str, Any]) -> None:
         raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
         raise invalid_field("stream", "true or false", stream)
-    check_count(body, "max_tokens", minimum=0)
+    check_limit(body, "max_tokens")
     check_temperature(body)  # Anthropic's own models accept at most 1, which they check themselves
     metadata = body.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):

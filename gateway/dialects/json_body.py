@@ -133,18 +133,31 @@ def invalid_field(field: str, expected: str, found: object) -> BadRequest:
     return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
 
 
-def check_count(body: Mapping[str, Any], field: str, minimum: int = 1) -> None:
-    """Raise `BadRequest` if the field is present and not an integer of at least `minimum`."""
+def check_count(body: Mapping[str, Any], field: str) -> None:
+    """Raise `BadRequest` if the field is present and not an integer of at least 1."""
     value = body.get(field)
-    if value is not None and not (type(value) is int and value >= minimum):
-        raise invalid_field(field, f"an integer of at least {minimum}", value)
+    if value is not None and not (type(value) is int and value >= 1):
+        raise invalid_field(field, "an integer of at least 1", value)
+
+
+def check_limit(body: Mapping[str, Any], field: str) -> None:
+    """Raise `BadRequest` if the field is present and not a whole number. Servers differ in what they take -1 and 0 for,
+    and some libraries write 16.0."""
+    value = body.get(field)
+    if not (value is None or type(value) is int or (type(value) is float and value.is_integer())):
+        raise invalid_field(field, "an integer", value)
+
+
+def limit_of(*values: Any) -> int | None:
+    """Return the first of these values that limits anything; None: none does. They were checked with `check_limit`."""
+    return next((int(value) for value in values if value is not None and value > 0), None)
 
 
 def check_temperature(body: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` if the temperature is present and not a number from 0 to 2."""
+    """Raise `BadRequest` if the temperature is present and not a number. Its range depends on the server."""
     value = body.get("temperature")
-    if value is not None and not (type(value) in (int, float) and 0 <= value <= 2):
-        raise invalid_field("temperature", "a number from 0 to 2", value)
+    if value is not None and type(value) not in (int, float):
+        raise invalid_field("temperature", "a number", value)
 
 
 def dump_json(value: Any, *, canonical: bool = False) -> bytes:

@@ -18,9 +18,11 @@ from gateway.dialects.conversation import Conversational, split_content, transcr
 from gateway.dialects.json_body import (
     ABSENT,
     check_count,
+    check_limit,
     check_temperature,
     invalid_field,
     json_writer,
+    limit_of,
     load_json,
     read_object,
 )
@@ -227,7 +229,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         stream=body.get("stream") is True,
         decisive_source=partial(_decisive, operation, body, stored=stored),
         prompt_source=PROMPTS[operation],
-        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        max_tokens=limit_of(body.get("max_completion_tokens"), body.get("max_tokens")),
         user=user_of(body) if "safety_identifier" in body else body.get("user"),
         questions=_inputs(body) if embeddings else (),
         stored=stored,
@@ -268,21 +270,31 @@ def _check(body: Mapping[str, Any], operation: str) -> None:
         for field, types, expected in OPTIONAL:
             if (value := body.get(field)) is not None and not isinstance(value, types):
                 raise invalid_field(field, expected, value)
-        for field in COUNTS:
+        for field in LIMITS:
             if field in body:
-                check_count(body, field)
+                check_limit(body, field)
+        check_count(body, "n")
     if "temperature" in body:
         check_temperature(body)
     if operation == "chat.completions":
         _check_messages(body.get("messages", ABSENT))
     elif operation == "completions":
-        if not isinstance(body.get("prompt"), str | list):
+        if not isinstance(body.get("prompt"), str | list) and (body.get("prompt") or not body.get("prompt_embeds")):
             raise invalid_field("prompt", "a string or an array", body.get("prompt", ABSENT))
-    elif not isinstance(body.get("input"), str | list) or body["input"] == []:
+    else:
+        _check_input(body)
+
+
+def _check_input(body: Mapping[str, Any]) -> None:
+    given = body.get("input")
+    if given is None and any(body.get(field) for field in OTHER_INPUTS):
+        return
+    if not isinstance(given, str | list | dict) or given in ([], {}):
         raise invalid_field("input", "a string or a non-empty array", body.get("input", ABSENT))
 
 
-COUNTS = ("max_tokens", "max_completion_tokens", "n")
+LIMITS = ("max_tokens", "max_completion_tokens")
+OTHER_INPUTS = ("messages", "items")  # of embeddings, with pictures: of vLLM and llama.cpp, and of oMLX
 
 OPTIONAL: tuple[tuple[str, type, str], ...] = (
     ("stream", bool, "true or false"),
@@ -291,7 +303,7 @@ OPTIONAL: tuple[tuple[str, type, str], ...] = (
     ("safety_identifier", str, "a string"),
 )
 
-OPTIONAL_FIELDS = frozenset({*COUNTS, *(field for field, _, _ in OPTIONAL)})
+OPTIONAL_FIELDS = frozenset({*LIMITS, "n", *(field for field, _, _ in OPTIONAL)})
 
 
 def _check_messages(messages: Any) -> None:
@@ -328,7 +340,7 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
                 frame = {**last, "content": rest}
                 return text, [operation, {**body, "messages": [*earlier, frame]}], None
     elif operation == "completions":
-        prompt = body["prompt"]
+        prompt = body.get("prompt")
         if isinstance(prompt, str) and prompt.strip():
             return prompt, [operation, {**body, "prompt": None}], None
     return None, [operation, body], Bypass.NO_TEXT
@@ -350,7 +362,7 @@ def _chat_prompt(body: Mapping[str, Any]) -> str:
 
 
 def _completion_prompt(body: Mapping[str, Any]) -> str:
-    prompt = body["prompt"]
+    prompt = body.get("prompt") or ""
     return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))
 
 
@@ -363,13 +375,18 @@ PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _is_array_input(body: Mapping[str, Any]) -> bool:
     """Return whether the input is an array of texts or of token-id arrays; one array of token ids is one input."""
-    given = body["input"]
-    return isinstance(given, list) and all(isinstance(one, str | list) for one in given)
+    given = body.get("input")
+    return isinstance(given, list) and all(isinstance(one, str) or _is_token_ids(one) for one in given)
+
+
+def _is_token_ids(one: Any) -> bool:
+    return isinstance(one, list) and bool(one) and type(one[0]) is int
 
 
 def _inputs(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts to embed; empty for token ids, which only the backend's tokenizer can decode."""
-    given = body["input"]
+    """Return the texts to embed; empty for token ids, which only the backend's tokenizer can decode, and for pictures,
+    messages and other objects."""
+    given = body.get("input")
     if isinstance(given, str):
         return (given,)
-    return tuple(given) if all(isinstance(text, str) for text in given) else ()
+    return tuple(given) if isinstance(given, list) and all(isinstance(text, str) for text in given) else ()

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
+from gateway.dialects.json_body import ABSENT, check_limit, check_temperature, invalid_field, limit_of, parse_object
 from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.dialects.sse import with_event_name
@@ -60,7 +60,7 @@ class OpenAIResponses(Conversational):
             stream=given.get("stream") is True,
             decisive_source=partial(_decisive, given, bypass),
             prompt_source=_prompt,
-            max_tokens=given.get("max_output_tokens"),
+            max_tokens=limit_of(given.get("max_output_tokens")),
             user=user_of(given),
             uncached=bypass,
             stored=given.get("store") is not False,
@@ -184,7 +184,7 @@ def _check(body: Mapping[str, Any]) -> None:
             raise invalid_field(field, expected, value)
     if not body.get("model") and (body.get("prompt") is None or body.get("model") is not None):
         raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
-    check_count(body, "max_output_tokens")
+    check_limit(body, "max_output_tokens")
     check_temperature(body)
     given = body.get("input")
     for i, item in enumerate(given if isinstance(given, list) else ()):

@@ -444,8 +444,8 @@ def test_a_transcript_is_judged_and_sent_to_backends_of_text() -> None:
         ({"model": "m", "input": [{"role": "user", "content": [{"type": "input_text"}]}]}, r"content\[0\].text"),
         ({"model": "m", "input": "hi", "stream": 1}, "stream"),
         ({"model": "m", "input": "hi", "background": "yes"}, "background"),
-        ({"model": "m", "input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"model": "m", "input": "hi", "temperature": 3}, "temperature"),
+        ({"model": "m", "input": "hi", "max_output_tokens": 0.5}, "max_output_tokens"),
+        ({"model": "m", "input": "hi", "temperature": "warm"}, "temperature"),
         ({"model": "m", "input": "hi", "metadata": "x"}, "metadata"),
     ],
 )

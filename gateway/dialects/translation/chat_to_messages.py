@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
+from gateway.dialects.json_body import limit_of
 from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, parse_data_url
 from gateway.errors import BadRequest
@@ -31,7 +32,7 @@ def messages_request(body: Mapping[str, Any], model: str | None, *, fit: Fitting
     fit = fit or fitting(ANTHROPIC)
     request: dict[str, Any] = {
         "model": model or body["model"],
-        "max_tokens": body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS,
+        "max_tokens": limit_of(body.get("max_completion_tokens"), body.get("max_tokens")) or DEFAULT_MAX_TOKENS,
         "messages": _turns(body["messages"], fit),
     }
     system = [block for message in body["messages"] if message["role"] in SYSTEM for block in _texts(message)]

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic import without_cache_marks
+from gateway.dialects.json_body import limit_of
 from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, data_url
 from gateway.dialects.translation.stops import MAX_OPENAI
@@ -46,8 +47,8 @@ def chat_request(
     dropped = ENCRYPTED_BLOCKS if reasoning_content else DROPPED_BLOCKS
     messages = _messages(body, fit, dropped)
     request: dict[str, Any] = {"model": model or body["model"], "messages": messages, **cache_mark(body)}
-    if body.get("max_tokens"):
-        request["max_completion_tokens"] = body["max_tokens"]
+    if limit := limit_of(body.get("max_tokens")):
+        request["max_completion_tokens"] = limit
     for key in ("temperature", "top_p", "prompt_cache_retention"):
         if body.get(key) is not None:
             request[key] = body[key]
