@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -81,13 +82,16 @@ _LENIENT = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
 
 
 def load_json(data: bytes | str) -> Any:
-    """Parse what a backend wrote, also with NaN, infinities and lone surrogates. Raise `orjson.JSONDecodeError`.
+    """Parse what a backend wrote, also with a byte order mark, NaN, infinities and lone surrogates. Raise
+    `orjson.JSONDecodeError`.
 
     The slower way is taken only if the strict one fails.
     """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
+        if isinstance(data, bytes) and data.startswith(codecs.BOM_UTF8):  # RFC 8259, section 8.1: it may be ignored
+            return load_json(data[len(codecs.BOM_UTF8) :])
         if is_lenient(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")):
             with suppress(ValueError, RecursionError):
                 return json.loads(data)
