@@ -26,7 +26,7 @@ PATHS = {
 TRANSLATED = {"chat": "messages", "messages": "chat"}
 KEYS = {"name", "source", "dialect", "request", "response", "sent", "right", "stored", "except"}
 RESPONSE_KEYS = {"status", "headers", "body", "events", "each", "raw", "end", "pieces", "framing", "encoding", "cut"}
-REQUEST_KEYS = {"headers", "fields", "body", "encoding", "path", "framing"}
+REQUEST_KEYS = {"headers", "fields", "body", "encoding", "path", "framing", "stream"}
 SENT_KEYS = {"body", "headers", "no_headers", "path"}
 RIGHT_KEYS = {
     "text", "reasoning", "refusal", "tools", "finish", "usage", "error", "others", "vectors", "logprobs", "comments",
@@ -121,7 +121,7 @@ def _form(stem: str, given: Mapping[str, Any]) -> Form:
     _check(right, RIGHT_KEYS, "right")
     _check(given.get("sent", {}), SENT_KEYS, "sent")
     reply = None if response is None else _reply(dialect, response)
-    streamed = bool(_asked(request).get("stream")) if reply is None else reply.streamed
+    streamed = bool(_asked(request).get("stream")) if reply is None else request.get("stream", reply.streamed)
     if reply is None and not right:
         right = PLAIN_VECTORS if dialect == "embeddings" else PLAIN
     expected = Expectation(right, bool(given["stored"]), given.get("sent", {}), "")

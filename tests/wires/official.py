@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -62,7 +63,8 @@ class OfficialClients:
         must work, too. Raise `NotRight`."""
         self._replay.received = received
         try:
-            return self._reads[dialect](received.streamed, made)
+            with warnings.catch_warnings(action="ignore"):  # pydantic's, about fields that the types do not know
+                return self._reads[dialect](received.streamed, made)
         except (openai.APIStatusError, anthropic.APIStatusError) as error:
             said: Any = error.body
             inner = said.get("error", said) if isinstance(said, dict) else said
