@@ -28,6 +28,8 @@ OPERATION = "responses"
 # Fields that do not decide the response. `store` does: a stored response has an id that later requests may name.
 # Codex names its session, its thread and its turn in `client_metadata`.
 NON_DECISIVE = frozenset({"stream", "stream_options", "client_metadata", *answers.ECHOED})
+# Fields that name an item, its turn and its time. Codex sends the second one to OpenAI itself.
+ITEM_NAMES = frozenset({"id", "internal_chat_message_metadata_passthrough"})
 # Items whose `id` only names them, since they are complete without it. Clients such as Codex make a new one for each
 # request. A reference is its id, and a reasoning item may be looked up by it.
 COMPLETE_ITEMS = frozenset(
@@ -162,16 +164,16 @@ FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
 def _decisive(body: dict[str, Any], bypass: Bypass | None) -> Decisive:
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if isinstance(given := decisive.get("input"), list):
-        decisive["input"] = [_without_id(item) for item in given]
+        decisive["input"] = [_without_names(item) for item in given]
     question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)
 
 
-def _without_id(item: dict[str, Any]) -> dict[str, Any]:
-    if "id" not in item or item.get("type", "message") not in COMPLETE_ITEMS:
+def _without_names(item: dict[str, Any]) -> dict[str, Any]:
+    if ITEM_NAMES.isdisjoint(item) or item.get("type", "message") not in COMPLETE_ITEMS:
         return item
-    return {key: value for key, value in item.items() if key != "id"}
+    return {key: value for key, value in item.items() if key not in ITEM_NAMES}
 
 
 def _check(body: Mapping[str, Any]) -> None:

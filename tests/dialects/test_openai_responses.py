@@ -385,7 +385,8 @@ def test_framing_and_who_asks_part_nothing(fields: dict[str, Any]) -> None:
     ],
 )
 def test_the_id_of_an_item_counts_where_the_item_is_nothing_without_it(item: dict[str, Any], counts: bool) -> None:
-    first, second = (call_of(input=[{**item, "id": name}]) for name in ("item_1", "item_2"))
+    named = [{**item, "id": n, "internal_chat_message_metadata_passthrough": {"turn_id": n}} for n in ("a", "b")]
+    first, second = (call_of(input=[each]) for each in named)
     assert (first.canonical != second.canonical) is counts
 
 
