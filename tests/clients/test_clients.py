@@ -1,68 +1,109 @@
-"""LangChain and LlamaIndex, unchanged but for their base URL, in an environment of their own (`make clients`): what
-they read the second time comes from the cache, and is the same."""
+"""Official clients and frameworks in environments of their own (`make clients`), unchanged but for their base URL.
+
+What they read the second time comes from the cache, and is the same.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
-from tests.fixtures.gateways import Served
-from tests.fixtures.responses import answering
+from tests.clients.environments import CLIENTS, HERE, LLAMA_INDEX, MODULES, node, output_of, python_of
+from tests.clients.scripted import scripted
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.mcp_server import serving_tools
 from tests.fixtures.upstream import Upstream
-from tests.http_server.test_openai_chat_features import CALLS
-from tests.http_server.test_openai_chat_features import answering as chatting
 
-HERE = Path(__file__).parent
-PYTHON = HERE.parents[1] / ".venv-clients" / "bin" / "python"
-responding = answering()
+POLICY = """
+version: 1
+routes:
+  - name: messages
+    match: {path: "/v1/messages"}
+    cache: {exact: {ttl: 1h}, admit: {tools: on}}
+    route: {backend: claude}
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, admit: {tools: on}}
+    route: {backend: main}
+"""
+MCP = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 10m}, mcp: {tools: {search: {ttl: 5m, read_only: on, scope: public}}}}
+    route: {backend: tools}
+"""
 
 
-async def scripted(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-    if request.path == "/v1/responses":
-        return await responding(request, call)
-    if request.path == "/v1/chat/completions":
-        if call.get("response_format"):
-            return await chatting('{"city": "Paris", "celsius": 21}')(request, call)
-        return await (chatting(None, "tool_calls", tool_calls=CALLS) if call.get("tools") else chatting())(
-            request, call
-        )
-    return await Upstream()._default(request, json.dumps(call).encode())
+@pytest.fixture
+async def speaking(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
+    """Yield a gateway in front of an endpoint that speaks both OpenAI's and Anthropic's protocol."""
+    scripted(upstream)
+    backends = {
+        "main": {"adapter": "openai", "url": upstream.url},
+        "claude": {"adapter": "anthropic", "url": upstream.url},
+    }
+    async with gateway_of(config_of(tmp_path, backends), POLICY) as served:
+        yield served
+
+
+def same_twice(out: str) -> dict[str, str]:
+    """Return what a client printed, by kind. Each kind comes twice, the second time from the cache."""
+    kinds: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind:
+            kinds.setdefault(kind, []).append(rest)
+    assert all(len(said) == 2 and said[0] == said[1] for said in kinds.values()), out
+    return {kind: said[0] for kind, said in kinds.items()}
 
 
 @pytest.mark.parametrize(
-    ("script", "calls"),
+    ("script", "path", "calls"),
     [
-        # chat, tools twice (calls of tools are not stored), a structured answer, a response, embeddings
-        ("langchain_client.py", ["chat/completions"] * 4 + ["responses", "embeddings"]),
-        # chat, tools twice, one embedding, and of two the one that was missing
-        ("llama_index_client.py", ["chat/completions"] * 3 + ["embeddings"] * 2),
+        # one call for whole and stream, one with tools, a structured answer, a response, embeddings
+        ("langchain_client.py", "/v1", 5),
+        ("langchain_anthropic_client.py", "", 2),
+        ("sdks_client.py", "", 6),
+        # a question, and two calls around a tool, by each protocol; a response
+        ("pydantic_ai_client.py", "", 7),
     ],
 )
-async def test_frameworks_read_the_same_from_the_cache(
-    served: Served, upstream: Upstream, script: str, calls: list[str]
+async def test_clients_in_python_read_the_same_from_the_cache(
+    speaking: Served, upstream: Upstream, script: str, path: str, calls: int
 ) -> None:
-    if not PYTHON.exists():
-        pytest.skip("LangChain and LlamaIndex are not installed: `make clients` does it (some 350 MB, a minute)")
-    upstream.answer = scripted
-    process = await asyncio.create_subprocess_exec(
-        PYTHON, HERE / script, f"{served.url}/v1", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        async with asyncio.timeout(300):
-            out, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, out.decode()
-    lines = out.decode().splitlines()
-    for kind in {line.split(" ")[0] for line in lines if line}:
-        said = [line for line in lines if line.startswith(f"{kind} ")]
-        assert said[0] == said[1], said
-    assert any("upstream answers: Which ports?" in line for line in lines)
-    assert sorted(call.path for call in upstream.calls) == sorted(f"/v1/{each}" for each in calls)
+    out = await output_of([python_of(CLIENTS), HERE / script, speaking.url + path])
+    assert " answers: Which ports?" in str(same_twice(out))
+    assert len(upstream.calls) == calls, [call.path for call in upstream.calls]
+
+
+async def test_llama_index_reads_the_same_from_the_cache(speaking: Served, upstream: Upstream) -> None:
+    same_twice(await output_of([python_of(LLAMA_INDEX), HERE / "llama_index_client.py", f"{speaking.url}/v1"]))
+    # chat, tools, one embedding, and of two the one that was missing
+    assert len(upstream.calls) == 4, [call.path for call in upstream.calls]
+
+
+@pytest.mark.parametrize(("script", "calls"), [("sdks.mjs", 6), ("ai.mjs", 8)])
+async def test_clients_in_javascript_read_the_same_from_the_cache(
+    speaking: Served, upstream: Upstream, script: str, calls: int
+) -> None:
+    same_twice(await output_of([node(), in_modules(script), speaking.url]))
+    assert len(upstream.calls) == calls, [call.path for call in upstream.calls]
+
+
+async def test_the_javascript_client_of_mcp_reads_results_from_the_cache(tmp_path: Path) -> None:
+    async with serving_tools() as tools:
+        config = config_of(tmp_path, {"tools": {"adapter": "mcp", "url": tools.url}})
+        async with gateway_of(config, MCP) as served:
+            said = same_twice(await output_of([node(), in_modules("mcp.mjs"), f"{served.url}/mcp"]))
+        assert "search" in said["tools"]
+
+
+def in_modules(script: str) -> Path:
+    """Return a copy of a script beside its modules, where Node.js finds them."""
+    copy = MODULES.parent / script
+    copy.write_text((HERE / "js" / script).read_text())
+    return copy
