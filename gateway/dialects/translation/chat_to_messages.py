@@ -11,7 +11,7 @@ import orjson
 from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
 from gateway.dialects.json_body import limit_of
 from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
-from gateway.dialects.translation.reading import cache_mark, parse_data_url
+from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
 from gateway.errors import BadRequest
 
 DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit, and all its models accept this one
@@ -52,7 +52,7 @@ def messages_request(body: Mapping[str, Any], model: str | None, *, fit: Fitting
     request |= _tools(body, fit) | _output(body) | cache_mark(body)
     if body.get("prompt_cache_key") and not _is_marked(request):
         _mark_end(request["messages"], "1h" if body.get("prompt_cache_retention") == "24h" else "5m")
-    return fit_settings(fit_thinking(request))
+    return messages_last(fit_settings(fit_thinking(request)))
 
 
 def own_stops(body: Mapping[str, Any]) -> Sequence[str]:

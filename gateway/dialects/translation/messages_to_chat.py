@@ -10,7 +10,7 @@ import orjson
 from gateway.dialects.anthropic import without_cache_marks
 from gateway.dialects.json_body import limit_of
 from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema
-from gateway.dialects.translation.reading import cache_mark, data_url
+from gateway.dialects.translation.reading import cache_mark, data_url, messages_last
 from gateway.dialects.translation.stops import MAX_OPENAI
 from gateway.errors import BadRequest
 
@@ -60,7 +60,7 @@ def chat_request(
     if body.get("stream"):
         # Anthropic's streams always report the usage.
         request |= {"stream": True, "stream_options": {"include_usage": True}}
-    return request | _tools(body, fit) | _output(body.get("output_config") or {})
+    return messages_last(request | _tools(body, fit) | _output(body.get("output_config") or {}))
 
 
 def own_stops(body: Mapping[str, Any]) -> Sequence[str]:

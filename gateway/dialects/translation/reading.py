@@ -35,6 +35,15 @@ def cache_mark(marked: Mapping[str, Any]) -> dict[str, Any]:
     return {"cache_control": mark} if isinstance(mark, Mapping) else {}
 
 
+def messages_last(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request with `messages` behind all other fields.
+
+    Some prompt caches read the raw text of a request, as Anthropic's on Vertex AI does. They find only what stands
+    before the part that grows from turn to turn.
+    """
+    return {**{key: value for key, value in request.items() if key != "messages"}, "messages": request["messages"]}
+
+
 @contextmanager
 def bad_request_if_unreadable() -> Iterator[None]:
     """Convert errors of reading within the block to `BadRequest`, as a backend of the client's dialect would."""
