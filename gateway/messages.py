@@ -326,9 +326,13 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Tunnel:
-    """A WebSocket that the backend has accepted. Its holder must relay it to its end or close it."""
+    """A WebSocket that the backend has accepted. Its holder must relay it to its end or close it.
+
+    `carries_requests`: each of its messages is a request and counts as such, so the connection itself does not.
+    """
 
     upstream: Duplex
+    carries_requests: bool = False
 
 
 Body = FullBody | EventStream | ByteStream | Tunnel
@@ -494,6 +498,9 @@ class Duplex(Protocol):
 
     async def receive(self) -> Frame | Closing:
         """Return the next frame, or the close."""
+
+    async def drain(self) -> None:
+        """Return when the WebSocket may be closed because the gateway stops. It may also end itself, by a `Closing`."""
 
     async def close(self, closing: Closing) -> None:
         """Close the WebSocket within a bounded time. Closing twice is harmless."""

@@ -88,6 +88,9 @@ class ClosingDuplex:
     async def receive(self) -> Frame | Closing:
         return await self._inner.receive()
 
+    async def drain(self) -> None:
+        await self._inner.drain()
+
     async def close(self, closing: Closing) -> None:
         try:
             await self._inner.close(closing)
@@ -511,7 +514,7 @@ def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
     error."""
     body = response.body
     if isinstance(body, Tunnel):  # of status 101
-        return replace(response, body=Tunnel(ClosingDuplex(body.upstream, on_end)))
+        return replace(response, body=replace(body, upstream=ClosingDuplex(body.upstream, on_end)))
     if isinstance(body, FullBody) or response.status >= 400:
         on_end()
         return response

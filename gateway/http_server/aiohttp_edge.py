@@ -54,14 +54,25 @@ class AiohttpEdge:
         headers = service.headers.all(request, response)
         try:
             if isinstance(body, Tunnel):
-                limit, stopping = service.config.max_body, service.stopping
-                return await relay(http, body.upstream, headers, max_frame=limit, stopping=stopping)
+                return await self._send_frames(http, body, headers)
             data = body_nowait(body)
             if data is not None:
                 return prebuilt(http, response.status, headers, data)
             return await _relay(http, response.status, headers, body)
         finally:
             await close_body(body)
+
+    async def _send_frames(
+        self, http: web.BaseRequest, tunnel: Tunnel, headers: list[tuple[str, str]]
+    ) -> web.WebSocketResponse:
+        service = self._service
+        own = int(tunnel.carries_requests)  # what the caller counted for a connection that may be idle for long
+        service.inflight.count -= own
+        try:
+            limit, stopping = service.config.max_body, service.stopping
+            return await relay(http, tunnel.upstream, headers, max_frame=limit, stopping=stopping)
+        finally:
+            service.inflight.count += own
 
 
 async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, str]], body: Body) -> web.StreamResponse:

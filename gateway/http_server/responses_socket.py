@@ -29,11 +29,12 @@ from gateway.dialects.responses_socket import (
     parse_message,
     prepared_events,
 )
-from gateway.errors import UpstreamStreamError
+from gateway.errors import TooManyInflight, UpstreamStreamError
 from gateway.messages import Bypass, Closing, EventStream, Frame, FullBody, Provenance, Response, Tunnel, Verdict
 from gateway.ports import Clock
+from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
-from gateway.streams import BufferedBody, close_body
+from gateway.streams import BufferedBody, ClosingDuplex, close_body
 from gateway.tasks import cancel_and_wait
 from gateway.upstream.header_filter import FRAMING, HOP_BY_HOP, UPSTREAM_REQUEST_ID
 from gateway.upstream.websocket import HANDSHAKE
@@ -63,10 +64,13 @@ class ResponsesSockets:
         table: Callable[[], RouteTable],
         backends: Mapping[str, BackendSection],
         clock: Clock,
+        inflight: Inflight,
         *,
         max_body: int,
     ) -> None:
         self._table = table
+        self._inflight = inflight
+        self._open = 0
         self._tunnels = {
             name
             for name, section in backends.items()
@@ -86,10 +90,17 @@ class ResponsesSockets:
         return upgrades and request.path == RESPONSES and request.method == "GET" and not self._is_tunnel(request)
 
     async def answer(self, request: RequestContext) -> Response:
+        """Accept the connection. Raise `TooManyInflight` if as many are open as requests may be in flight."""
         assert self._handler is not None  # `connect` was called before any request
-        return Response(
-            101, (), Tunnel(ResponsesSocket(request, self._handler, self._clock, max_body=self._max_body)), PROVENANCE
-        )
+        if self._open >= self._inflight.limit:
+            raise TooManyInflight
+        self._open += 1
+        socket = ResponsesSocket(request, self._handler, self._clock, self._inflight, max_body=self._max_body)
+        tunnel = Tunnel(ClosingDuplex(socket, self._on_close), carries_requests=True)
+        return Response(101, (), tunnel, PROVENANCE)
+
+    def _on_close(self) -> None:
+        self._open -= 1
 
     def _is_tunnel(self, request: RequestContext) -> bool:
         if not self._tunnels:
@@ -106,13 +117,17 @@ class ResponsesSocket:
 
     protocol = None
 
-    def __init__(self, handshake: RequestContext, handler: Handler, clock: Clock, *, max_body: int) -> None:
+    def __init__(
+        self, handshake: RequestContext, handler: Handler, clock: Clock, inflight: Inflight, *, max_body: int
+    ) -> None:
         self._handshake = handshake
         self._headers = _headers_of_calls(handshake.headers)
         self._memo = HeadMemo()
         self._handler = handler
         self._clock = clock
+        self._inflight = inflight
         self._max_body = max_body
+        self._stopping = False
         self._turns = Turns(max_body)
         self._streams: set[str] = set()
         self._calls = 0
@@ -145,6 +160,12 @@ class ResponsesSocket:
     async def receive(self) -> Frame | Closing:
         return await self._unsent.get()
 
+    async def drain(self) -> None:
+        """End once the call in progress has ended. Waiting messages are dropped: their clients connect again."""
+        self._stopping = True
+        self._arrived.set()
+        await asyncio.get_running_loop().create_future()  # the last frame is a `Closing`
+
     async def close(self, closing: Closing) -> None:
         await cancel_and_wait(self._worker)
 
@@ -158,7 +179,7 @@ class ResponsesSocket:
 
     async def _run(self) -> None:
         """Answer the messages one by one."""
-        while True:
+        while not self._stopping:
             left_s = MAX_AGE_S - (asyncio.get_running_loop().time() - self._opened)
             if not self._waiting:
                 self._arrived.clear()
@@ -168,6 +189,7 @@ class ResponsesSocket:
                 except TimeoutError:
                     await self._unsent.put(Closing(1000, "no message came in time"))
                     return
+                continue
             if left_s <= 0:
                 old = FrameRefused(
                     "the connection is 60 minutes old: open another one", code="websocket_connection_limit_reached"
@@ -178,6 +200,7 @@ class ResponsesSocket:
             frame = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
             await self._serve(frame)
+        await self._unsent.put(Closing(1001, "the gateway stops"))
 
     async def _serve(self, frame: Frame) -> None:
         try:
@@ -201,11 +224,13 @@ class ResponsesSocket:
     async def _run_call(self, message: Create) -> None:
         """Answer a call in a task of its own, which a message of the client may cancel."""
         self._call = call = asyncio.create_task(self._answer(message))
+        self._inflight.count += 1
         try:
             await asyncio.wait((call,))
         finally:
             self._call = None
             await cancel_and_wait(call)
+            self._inflight.count -= 1
         if call.cancelled():
             raise FrameRefused(
                 "the response was cancelled", code="response_cancelled", status=499, stream_id=message.stream_id

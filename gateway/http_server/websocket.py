@@ -24,8 +24,7 @@ async def relay(
     stopping: asyncio.Event,
 ) -> web.WebSocketResponse:
     """Relay frames until one side closes, and close the other side with the same code. Also close when the gateway
-    stops: a session may last an hour, too long to wait for. `headers`: of the handshake's answer. `max_frame`: bytes of
-    a client's frame."""
+    stops, once `upstream` allows it. `headers`: of the handshake's answer. `max_frame`: bytes of a client's frame."""
     protocols = () if upstream.protocol is None else (upstream.protocol,)
     client = web.WebSocketResponse(protocols=protocols, heartbeat=HEARTBEAT_S, max_msg_size=max_frame, timeout=CLOSE_S)
     client.headers.extend(headers)
@@ -44,7 +43,7 @@ async def relay(
 async def _session(client: web.WebSocketResponse, upstream: Duplex, stopping: asyncio.Event) -> None:
     tasks = [
         asyncio.create_task(side)
-        for side in (_pump_to_upstream(client, upstream), _pump_to_client(client, upstream), _stop(stopping))
+        for side in (_pump_to_upstream(client, upstream), _pump_to_client(client, upstream), _stop(upstream, stopping))
     ]
     closing = Closing(WSCloseCode.GOING_AWAY)
     try:
@@ -76,8 +75,9 @@ async def _pump_to_client(client: web.WebSocketResponse, upstream: Duplex) -> Cl
         await (client.send_str(frame) if isinstance(frame, str) else client.send_bytes(frame))
 
 
-async def _stop(stopping: asyncio.Event) -> Closing:
+async def _stop(upstream: Duplex, stopping: asyncio.Event) -> Closing:
     await stopping.wait()
+    await upstream.drain()
     return Closing(WSCloseCode.GOING_AWAY, "the gateway stops")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from gateway.context import Handler, RequestContext
 from gateway.messages import ByteStream, EventStream, FullBody, Response, Tunnel
@@ -54,7 +55,7 @@ class Observe:
         if isinstance(body, EventStream):
             return EventStream(with_observer(body.events, StreamObserver(on_close=on_end)))
         if isinstance(body, Tunnel):
-            return Tunnel(ClosingDuplex(body.upstream, on_end))
+            return replace(body, upstream=ClosingDuplex(body.upstream, on_end))
         assert isinstance(body, ByteStream)
         return ByteStream(with_observer(body.chunks, StreamObserver(on_close=on_end)))
 

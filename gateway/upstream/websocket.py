@@ -42,6 +42,9 @@ class HttpWebSocket:
             return frame
         return Closing(self._socket.close_code or aiohttp.WSCloseCode.OK, str(message.extra or ""))
 
+    async def drain(self) -> None:
+        """Return at once: a session may last an hour, too long to wait for."""
+
     async def close(self, closing: Closing) -> None:
         try:
             await self._socket.close(code=closing.code, message=closing.reason.encode()[:123])

@@ -477,12 +477,49 @@ async def test_a_call_has_the_id_of_its_connection_with_its_number(responses: Up
     assert lines[3]["reason"] == "websocket"
 
 
-async def test_the_gateway_s_stop_closes_the_connection(responses: Upstream, tmp_path: Path) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+async def test_the_gateway_s_stop_closes_the_connection_after_the_call_in_progress(
+    responses: Upstream, tmp_path: Path, busy: bool
+) -> None:
     async with before(responses, tmp_path) as served, opened(served) as socket:
         await socket.ask()
+        if busy:
+            responses.gate.clear()
+            responses.arrived.clear()
+            await socket.create("one")
+            await socket.create("two")
+            await responses.arrived.wait()
         served.gateway.data_port._service.stopping.set()
+        responses.gate.set()
+        if busy:
+            assert text_in(await socket.response()) == "upstream 2"
         message = await socket.socket.receive()
         assert (message.type, socket.socket.close_code) == (WSMsgType.CLOSE, 1001)
+    assert len(responses.calls) == 1 + busy
+
+
+async def test_a_call_takes_a_place_of_max_inflight_and_an_idle_connection_none(
+    responses: Upstream, tmp_path: Path
+) -> None:
+    async with before(responses, tmp_path, server={"max_inflight": 2}) as served:
+        inflight = served.gateway.inflight
+        async with opened(served) as first, opened(served) as second:
+            await until(lambda: inflight.count == 0)
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                async with opened(served):
+                    pass
+            assert refused.value.status == 503
+            responses.gate.clear()
+            await first.create("one")
+            await second.create("two")
+            await until(lambda: (len(responses.calls), inflight.count) == (2, 2))
+            assert (await served.post("/v1/responses", {"model": "m", "input": "three"})).status == 503
+            responses.gate.set()
+            assert [text_in(await each.response()) for each in (first, second)]
+            await until(lambda: inflight.count == 0)
+        await until(lambda: inflight.count == 0)
+        async with opened(served) as socket:
+            assert "output" in await socket.ask("four")
 
 
 async def test_a_get_without_an_upgrade_passes_through(responses: Upstream, tmp_path: Path) -> None:
