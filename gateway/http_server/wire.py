@@ -18,6 +18,8 @@ MAX_STARTS = 1024  # cached heads of up to some kB
 BODILESS = frozenset({204, 304, *range(100, 200)})
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 LAST_CHUNK = b"0\r\n\r\n"
+# Answers of which clients read each part as it comes: OpenAI's and Anthropic's, Ollama's, and Bedrock's.
+LIVE = ("text/event-stream", "application/x-ndjson", "application/jsonl", "application/vnd.amazon.eventstream")
 NO_BUFFERING = ("X-Accel-Buffering", "no")  # https://nginx.org/en/docs/http/ngx_http_proxy_module.html
 CLOSES = b"\r\nConnection: close"  # added after another line of the head
 
@@ -105,12 +107,12 @@ def stream_headers(method: str, status: int, headers: Headers) -> tuple[Headers,
 
 
 def unbuffered(headers: Headers) -> Headers:
-    """Return the headers of a live answer; those of events ask a proxy in front to pass each on at once.
+    """Return the headers of a live answer; those of events and lines ask a proxy in front to pass each on at once.
 
     nginx holds back what its buffer takes, and so do the ingress controllers that are built on it.
     """
     kinds = [value for name, value in headers if name.lower() == "content-type"]
-    if not any(kind.lower().startswith("text/event-stream") for kind in kinds):
+    if not any(kind.lower().startswith(LIVE) for kind in kinds):
         return headers
     named = any(name.lower() == NO_BUFFERING[0].lower() for name, _ in headers)
     return headers if named else [*headers, NO_BUFFERING]
