@@ -292,6 +292,17 @@ class Event:
 
 
 @dataclass(slots=True)
+class Comment(Event):
+    """A comment in a stream of events: a sign of life that is no part of the answer. `data` is its text."""
+
+    def frame(self) -> bytes:
+        return b":%b\n\n" % self.data
+
+
+KEEP_ALIVE = Comment(b" keep-alive")
+
+
+@dataclass(slots=True)
 class FullBody:
     """A body that is complete in memory."""
 
@@ -667,6 +678,10 @@ class Dialect(Protocol):
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return the events that end a stream which broke after its first byte."""
+
+    @property
+    def keep_alive(self) -> Event:
+        """The event that keeps a silent stream alive, and that clients ignore."""
 
     def is_end(self, event: Event) -> bool:
         """Return whether an event is the end marker of a stream: the answer is complete with it. It is called for each

@@ -13,7 +13,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.containment import Containment
 from gateway.errors import UpstreamStreamError
-from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStream, Frame, FullBody, Response, Tunnel
+from gateway.messages import (
+    Body,
+    ByteStream,
+    Closing,
+    Comment,
+    Duplex,
+    Event,
+    EventStream,
+    Frame,
+    FullBody,
+    Response,
+    Tunnel,
+)
 
 # Streamed bodies are closed exactly once, however they end.
 T = TypeVar("T")
@@ -219,8 +231,15 @@ class StreamObserver(Generic[T]):
     on_close: Callable[[], None] | None = None
 
 
+class Comments(tuple[Comment, ...]):
+    """A batch of comments. They reach the writer of a stream at once. Observers do not see them, nor do those who read
+    a stream item by item."""
+
+    __slots__ = ()
+
+
 class EventSource(Protocol[T_co]):
-    """The source of a stream. It may have an `aclose()`.
+    """The source of a stream. It may have an `aclose()`. A batch of it has only items, or is `Comments`.
 
     `drained` means that the last `take` returned everything available: nothing more comes before a wait or a
     notification.
@@ -345,6 +364,10 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
                 if not items:
                     self._done = items is not None
                     return items
+                kind: type = type(items)
+                if kind is Comments:
+                    self.drained = self._source.drained
+                    return items
                 for tap in self._batch_hooks:
                     try:
                         items = tap.on_items(items)
@@ -398,7 +421,8 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             items = await self.next_batch()
             if not items:
                 raise StopAsyncIteration
-            self._read = iter(items)
+            if type(items) is not Comments:
+                self._read = iter(items)
 
     async def aclose(self) -> None:
         """Close the stream, and drop what has not been taken. Closing twice is harmless.

@@ -7,11 +7,21 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import BackendError, GatewayError, UpstreamStreamError
-from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
-from gateway.streams import END_OF_BODY_S, ObservedStream, StreamObserver, as_observed, close_body, pump, wait_ready
+from gateway.messages import ByteStream, Comment, Event, EventStream, FullBody, Response, Tunnel
+from gateway.streams import (
+    END_OF_BODY_S,
+    Comments,
+    ObservedStream,
+    StreamObserver,
+    as_observed,
+    close_body,
+    pump,
+    wait_ready,
+)
 from gateway.unread_memory import UnreadMemory
 
 if TYPE_CHECKING:
@@ -46,6 +56,7 @@ class SharedCall:
         self._trimmed = 0  # how many items were dropped from the front of `_items`
         self._size = 0
         self._positions: dict[_FlightReader, int] = {}  # reader -> number of its next item
+        self._has_comments = False
         self._is_finished = False
         self._failure: Exception | None = None  # of the call, where there was no answer
         self._error: Exception | None = None  # raised to the readers at the end
@@ -135,11 +146,12 @@ class SharedCall:
         if items:
             if len(items) > 1:
                 del items[_count_within(MAX_BUFFER_BYTES // BATCH_PART, items) :]
-            self._positions[reader] = position + len(items)
-            reader.drained = at + len(items) == len(self._items) and not self._is_finished
+            batch = _first_run(items) if self._has_comments else items
+            self._positions[reader] = position + len(batch)
+            reader.drained = at + len(batch) == len(self._items) and not self._is_finished
             if self._room_event is not None:
                 self._room_event.set()
-            return items
+            return batch
         if self._error is not None:
             raise self._error
         return () if self._is_finished else None
@@ -194,6 +206,7 @@ class SharedCall:
     def _append_items(self, items: Sequence[Any]) -> bool:
         """Append items and return whether there is room for more."""
         self._items += items
+        self._has_comments = self._has_comments or type(items) is Comments
         added = sum(map(_size, items))
         self._size += added
         self._unread.used += added
@@ -291,6 +304,13 @@ def _count_within(size: int, items: Sequence[Any]) -> int:
         if size <= 0:
             return count
     return len(items)
+
+
+def _first_run(items: Sequence[Any]) -> Sequence[Any]:
+    """Return the comments at the start of the items, or the items before the first comment."""
+    runs = groupby(items, key=lambda item: isinstance(item, Comment))
+    is_comment, run = next(runs)
+    return Comments(run) if is_comment else list(run)
 
 
 def _size(item: Event | bytes) -> int:

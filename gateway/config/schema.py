@@ -302,6 +302,9 @@ class ServerConfig(Section):
     max_unread: Size = 256 * 2**20
     """The memory of a process for answers that clients have not read yet, a quarter of it for one answer. While there
     is room, answers are read ahead of their clients. Beyond it the slowest clients are cut off."""
+    stream_keep_alive: Duration = 15.0
+    """The silence of a streamed answer after which the client gets a keep-alive: an SSE comment, or a `ping` in
+    Anthropic's protocol. `0s`: never."""
     idle_timeout: PositiveDuration = 75.0
     """How long a connection without a request stays open."""
     drain_timeout: Duration = 30.0

@@ -40,6 +40,7 @@ class Anthropic(Conversational):
 
     name = "anthropic"
     id_header = "request-id"
+    keep_alive = Event(b'{"type":"ping"}', "ping")
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path == MESSAGES

@@ -13,7 +13,7 @@ import orjson
 from gateway.dialects.json_body import well_formed
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
-from gateway.messages import Call, ClientForm, Event, Outgoing
+from gateway.messages import KEEP_ALIVE, Call, ClientForm, Event, Outgoing
 
 # Split a text into the pieces of a stream. Pure.
 
@@ -33,6 +33,7 @@ class Conversational(ABC):
     id_header: str | None = None
     relays = False
     reforms = False
+    keep_alive: Event = KEEP_ALIVE
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         body = call.body if model is None else {**call.body, "model": model}

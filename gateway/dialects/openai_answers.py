@@ -46,6 +46,8 @@ def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
         if data == DONE:
             break  # notes of the server may follow
         chunk = load_json(data)
+        if chunk.get("type") == "ping":
+            continue  # a sign of life of the server
         for choice in chunk.pop("choices", None) or ():
             index = choice.get("index") or 0
             if operation == CHAT and (delta := choice.pop("delta", None)):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.config.schema import MAX_EVENT
 from gateway.dialects.json_body import dump_json, load_json
 from gateway.errors import UpstreamStreamError
-from gateway.messages import LF, Event
+from gateway.messages import LF, Comment, Event
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -23,11 +23,13 @@ CR, SPACE = 13, 32  # integers, like `LF`
 
 
 class SSEParser:
-    """`SSEParser` parses chunks of any size. Comments, ids and retry hints are dropped, and so are events without data,
-    which some servers send to keep a connection open. `max_event`: the longest event in bytes."""
+    """`SSEParser` parses chunks of any size. Ids and retry hints are dropped, and so are events without data, which some
+    servers send to keep a connection open. Comments are appended to `comments`, if given, for its owner to take.
+    `max_event`: the longest event in bytes."""
 
-    def __init__(self, max_event: int = MAX_EVENT) -> None:
+    def __init__(self, max_event: int = MAX_EVENT, comments: list[Comment] | None = None) -> None:
         self._max_event = max_event
+        self._comments = comments
         self._is_start = True  # nothing was read but a part of a byte order mark, or events of one line
         self._rest: list[bytes] = []  # the pieces of an incomplete event, none of them empty
         self._rest_size = 0
@@ -57,12 +59,17 @@ class SSEParser:
             return []
         rest = self._rest
         if rest:
-            if not _ends_event(rest[-1], chunk):  # the pieces are joined once, so a long event takes linear time
+            is_comment = self._comments is not None and rest[0][:1] == b":" and LF in chunk
+            if not is_comment and not _ends_event(
+                rest[-1], chunk
+            ):  # the pieces are joined once, so a long event takes linear time
                 self._keep(chunk)
                 return []
             chunk = b"".join([*rest, chunk])
             self._rest, self._rest_size = [], 0
         *blocks, last = chunk.split(b"\n\n")
+        if self._comments is not None and (chunk[:1] == b":" or b"\n:" in chunk):
+            last = _take_comments(self._comments, blocks, last)
         self._keep(last)
         events = [event for event in map(_event, blocks) if event is not None]
         self._recent += events
@@ -111,6 +118,17 @@ class SSEParser:
         rest, self._rest = b"".join(self._rest).strip(b"\n"), []
         event = _event(rest) if rest else None
         return [event] if event else []
+
+
+def _take_comments(comments: list[Comment], blocks: Sequence[bytes], last: bytes) -> bytes:
+    """Append the comments of whole blocks, and those at the start of the last block, which is not complete. Return the
+    rest of it."""
+    for block in blocks:
+        comments += [Comment(line[1:]) for line in block.split(b"\n") if line[:1] == b":"]
+    while last[:1] == b":" and LF in last:
+        line, _, last = last.partition(b"\n")
+        comments.append(Comment(line[1:]))
+    return last
 
 
 def _is_single_event(chunk: bytes) -> bool:

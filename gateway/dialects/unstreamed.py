@@ -9,7 +9,7 @@ import orjson
 
 from gateway.dialects.json_body import is_json
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Call, ClientForm, Event, Inspection, TextAnswer
+from gateway.messages import KEEP_ALIVE, Admission, Call, ClientForm, Event, Inspection, TextAnswer
 
 
 class Unstreamed:
@@ -19,6 +19,7 @@ class Unstreamed:
     id_header: str | None = None
     relays = False
     reforms = False
+    keep_alive: Event = KEEP_ALIVE
     path: re.Pattern[str]  # matches the whole path of the dialect's requests
 
     def claims(self, method: str, path: str) -> bool:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -12,12 +13,12 @@ from gateway.context import RequestContext, resolve_response
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.connections import closing_response, refused_version
 from gateway.http_server.request_body import HttpBody, read_buffered
-from gateway.http_server.response_writer import body_nowait
+from gateway.http_server.response_writer import body_nowait, keep_alive_of
 from gateway.http_server.service import RequestService
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, prebuilt, unbuffered
-from gateway.messages import Body, ByteStream, EventStream, FullBody, Response, Tunnel
-from gateway.streams import close_body
+from gateway.messages import Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
+from gateway.streams import ObservedStream, as_observed, close_body
 
 ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 Sendable = web.StreamResponse | Prebuilt
@@ -58,7 +59,10 @@ class AiohttpEdge:
             data = body_nowait(body)
             if data is not None:
                 return prebuilt(http, response.status, headers, data)
-            return await _relay(http, response.status, headers, body)
+            out = web.StreamResponse(status=response.status, headers=unbuffered(headers))
+            await out.prepare(http)
+            await _relay(http, out, body, keep_alive_of(request).frame(), service.config.stream_keep_alive)
+            return out
         finally:
             await close_body(body)
 
@@ -75,29 +79,43 @@ class AiohttpEdge:
             service.inflight.count += own
 
 
-async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, str]], body: Body) -> web.StreamResponse:
-    out = web.StreamResponse(status=status, headers=unbuffered(headers))
-    await out.prepare(http)
+async def _relay(
+    http: web.BaseRequest, out: web.StreamResponse, body: Body, keep_alive: bytes, silence_s: float
+) -> None:
+    """Write a stream as it arrives, and `keep_alive` to events that are silent for `silence_s` seconds; 0: never."""
     try:
-        async for piece in pieces_of(body):
-            await out.write(piece)
+        if isinstance(body, EventStream):
+            await _relay_events(out, as_observed(body.events), keep_alive, silence_s or None)
+        elif isinstance(body, ByteStream):
+            async for piece in body.chunks:
+                if piece:
+                    await out.write(piece)
         await out.write_eof()
     except UpstreamStreamError:
         # No dialect has an error event here: abort the connection, so that the client sees an incomplete body.
         if http.transport is not None:
             http.transport.abort()
-    return out
 
 
-async def pieces_of(body: Body) -> AsyncIterator[bytes]:
-    """Yield the bytes of a stream as they arrive; no piece is empty."""
-    if isinstance(body, EventStream):
-        async for event in body.events:
-            yield event.frame()
-    elif isinstance(body, ByteStream):
-        async for piece in body.chunks:
-            if piece:
-                yield piece
+async def _relay_events(
+    out: web.StreamResponse, events: ObservedStream[Event], keep_alive: bytes, silence_s: float | None
+) -> None:
+    reading: asyncio.Future[Sequence[Event]] = asyncio.ensure_future(events.next_batch())
+    try:
+        while True:
+            done, _ = await asyncio.wait({reading}, timeout=silence_s)
+            if not done:
+                await out.write(keep_alive)
+                continue
+            if not (items := reading.result()):
+                return
+            for event in items:
+                await out.write(event.frame())
+            reading = asyncio.ensure_future(events.next_batch())
+    finally:
+        if not reading.done():
+            reading.cancel()
+            await asyncio.wait({reading})
 
 
 def _target(http: web.BaseRequest) -> str:

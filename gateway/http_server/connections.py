@@ -515,7 +515,8 @@ class PlainConnection(asyncio.Protocol):
         elif not keep_alive:  # the bytes were made before this was known
             data = data.replace(HEAD_END, CLOSES + HEAD_END, 1)
         if data is None:
-            await stream(out, own, request, response, keep_alive=keep_alive)
+            silence_s = server.service.config.stream_keep_alive
+            await stream(out, own, request, response, keep_alive=keep_alive, silence_s=silence_s)
             return keep_alive
         out.write(data)
         del response, data  # the client may take its time

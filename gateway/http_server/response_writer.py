@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from aiohttp.helpers import rfc822_formatted_time
 
@@ -24,7 +25,7 @@ from gateway.http_server.wire import (
     sized_headers,
     stream_headers,
 )
-from gateway.messages import Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
+from gateway.messages import KEEP_ALIVE, Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.observability.response_headers import ResponseHeaders
 from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
@@ -146,10 +147,17 @@ def _without_body(
 
 
 async def stream(
-    out: OutputBuffer, own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
+    out: OutputBuffer,
+    own: ResponseHeaders,
+    request: RequestContext,
+    response: Response,
+    *,
+    keep_alive: bool,
+    silence_s: float,
 ) -> None:
-    """Write an answer whose body arrives in pieces or is large, and return once the client has taken it. Raise
-    `UpstreamStreamError`, `ConnectionError`, or `ValueError` if a header contains a line break."""
+    """Write an answer whose body arrives in pieces or is large, and return once the client has taken it. After
+    `silence_s` seconds without an event a stream gets a keep-alive; 0: never. Raise `UpstreamStreamError`,
+    `ConnectionError`, or `ValueError` if a header contains a line break."""
     body, method, status = response.body, request.method, response.status
     assert not isinstance(body, Tunnel), "a plain request asks for no upgrade"
     try:
@@ -165,7 +173,8 @@ async def stream(
         if is_bodiless(method, status):
             await drain(body)
             return
-        await relay_body(body, out, chunked=chunked)
+        with KeepAlive(out, keep_alive_of(request), silence_s, chunked=chunked) as alive:
+            await relay_body(body, out, alive, chunked=chunked)
         if chunked:
             out.write(LAST_CHUNK)
         await out.wait_writable()
@@ -173,11 +182,58 @@ async def stream(
         await close_body(body)
 
 
-async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
+TICKS = 4  # looks of a keep-alive at its stream in the time of one silence
+
+
+class KeepAlive:
+    """`KeepAlive` writes a keep-alive to a stream in which nothing was written for between `silence_s` seconds and a
+    quarter more. Balancers in front of the gateway cut connections that are silent for a minute."""
+
+    __slots__ = ("_data", "_interval_s", "_out", "_ticks", "_timer")
+
+    def __init__(self, out: OutputBuffer, event: Event, silence_s: float, *, chunked: bool) -> None:
+        self._out = out
+        self._data = chunk_of(event.frame()) if chunked else event.frame()
+        self._interval_s = silence_s / TICKS
+        self._ticks = 0  # since the last event
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> KeepAlive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def start(self) -> None:
+        if self._interval_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
+
+    def on_write(self) -> None:
+        """Record that an event was written."""
+        self._ticks = 0
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        if self._ticks >= TICKS:
+            self._ticks = 0
+            if self._out.writable:
+                with suppress(ConnectionError):
+                    self._out.write(self._data)
+        self.start()
+
+
+def keep_alive_of(request: RequestContext) -> Event:
+    """Return the event that keeps the client's stream alive, in its dialect."""
+    return KEEP_ALIVE if request.call is None else request.call.dialect.keep_alive
+
+
+async def relay_body(body: Body, out: OutputBuffer, alive: KeepAlive, *, chunked: bool) -> None:
     """Write a body as fast as it arrives, while there is room for what the client has not read. One chunk for each
     event or piece. Raise `UpstreamStreamError` or `ConnectionError`."""
 
     def events(items: Sequence[Event]) -> bool:
+        alive.on_write()
         if len(items) == 1:
             frame = items[0].frame()
             out.write(chunk_of(frame) if chunked else frame)
@@ -193,6 +249,7 @@ async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
     if isinstance(body, FullBody):
         out.write(body.data)
     elif isinstance(body, EventStream):
+        alive.start()
         await pump(as_observed(body.events), events, out.wait_for_room)
     elif isinstance(body, ByteStream):
         await pump(as_observed(body.chunks), pieces, out.wait_for_room)

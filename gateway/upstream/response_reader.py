@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 from gateway.config.backends import Timeouts
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Dialect, Event, EventStream, FullBody, Response
-from gateway.streams import END_OF_BODY_S, ObservedStream, StreamObserver
+from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response
+from gateway.streams import END_OF_BODY_S, Comments, ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.http1.errors import ExchangeFailed, TimedOut
 from gateway.upstream.http1.response import HttpResponse
@@ -50,6 +50,8 @@ class ResponseReader:
         self._timer: asyncio.TimerHandle | None = None
         self.complete = False  # the end marker of the answer was read: only the end of the body is missing
         self.is_finished: Callable[[], bool] = lambda: False  # see `EventSource`
+        self._comments: list[Comment] = []
+        self._after_comments: Sequence[Event] = ()
 
     async def answer(
         self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None, *, streams: bool = False
@@ -68,10 +70,12 @@ class ResponseReader:
         if is_stream:
             if dialect.relays:
                 return Response(answer.status, headers, self._bytes(first))
-            parser = SSEParser(self._max_event)
+            parser = SSEParser(self._max_event, self._comments)
             feed, end = partial(self._feed_events, parser, dialect), partial(self._end_events, parser, dialect)
             self.is_finished = lambda: dialect.is_finished(parser.recent)
-            return Response(answer.status, headers, EventStream(self._stream(first, feed, end)))
+            return Response(
+                answer.status, headers, EventStream(self._stream(first, feed, end, self._take_after_comments))
+            )
         if _length_of(answer.header_map) > MAX_WHOLE_BYTES:
             return Response(answer.status, headers, self._bytes(first))
         data, complete = (first, True) if answer.at_eof else await self._collect(first)
@@ -81,7 +85,8 @@ class ResponseReader:
         return Response(answer.status, headers, FullBody(data))
 
     def _feed_events(self, parser: SSEParser, dialect: Dialect, chunk: bytes) -> Sequence[Event]:
-        """Return the events that a chunk completes, and look for the end marker among them."""
+        """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
+        events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
         events = parser.feed(chunk)
         if not self.complete:
             for event in events:
@@ -89,6 +94,15 @@ class ResponseReader:
                     self.complete = True
                     self._deadline = min(self._deadline, self._loop.time() + END_OF_BODY_S)
                     break
+        if not self._comments:
+            return events
+        comments, self._after_comments = Comments(self._comments), events
+        self._comments.clear()
+        return comments
+
+    def _take_after_comments(self) -> Sequence[Event]:
+        """Return the events that came with the last batch of comments, once."""
+        events, self._after_comments = self._after_comments, ()
         return events
 
     def _end_events(self, parser: SSEParser, dialect: Dialect) -> Sequence[Event]:
@@ -145,14 +159,20 @@ class ResponseReader:
         return ByteStream(self._stream(first, lambda chunk: (chunk,), tuple))
 
     def _stream(
-        self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
+        self,
+        first: bytes,
+        feed: Callable[[bytes], Sequence[T]],
+        close: Callable[[], Sequence[T]],
+        after_comments: Callable[[], Sequence[T]] = tuple,
     ) -> ObservedStream[T]:
         answer = self._answer
         if self._deadline < math.inf:  # a reader that takes nothing must not hold the permit any longer
             self._timer = self._loop.call_at(self._deadline, self._release)
         if isinstance(answer, HttpResponse):
-            return ObservedStream(_NotifyingBody(self, answer, first, feed, close), StreamObserver(on_close=self.close))
-        return ObservedStream(_Body(self, first, feed, close), StreamObserver(on_close=self.close))
+            body: _Body[T] = _NotifyingBody(self, answer, first, feed, close, after_comments)
+        else:
+            body = _Body(self, first, feed, close, after_comments)
+        return ObservedStream(body, StreamObserver(on_close=self.close))
 
     async def read(self) -> bytes:
         """Return the next part of the body; empty at the end. Raise `UpstreamStreamError`.
@@ -196,7 +216,8 @@ class ResponseReader:
 
 
 class _Body(Generic[T]):
-    """The rest of a body as a `Source`: `feed` converts each chunk, and `close` the end."""
+    """The rest of a body as a `Source`: `feed` converts each chunk, and `close` the end. If `feed` returned comments,
+    `after_comments` returns the items of the same chunk."""
 
     can_notify, drained = False, True
 
@@ -206,17 +227,31 @@ class _Body(Generic[T]):
         first: bytes,
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],
+        after_comments: Callable[[], Sequence[T]],
     ) -> None:
         self._exchange = exchange
+        self._after_comments = after_comments
+        self._had_comments = False  # the last batch
         self._chunk: bytes | None = first or None  # received, but not converted yet
         self._feed = feed
         self._close: Callable[[], Sequence[T]] | None = close
 
     def take(self) -> Sequence[T] | None:
+        if self._had_comments and (items := self._take_rest()):
+            return items
         chunk, self._chunk = self._chunk, None
         if not chunk:
             return None if chunk is None else self._end()
-        return self._feed(chunk) or None
+        return self._convert(chunk) or None
+
+    def _take_rest(self) -> Sequence[T]:
+        self._had_comments = False
+        return self._after_comments()
+
+    def _convert(self, chunk: bytes) -> Sequence[T]:
+        items = self._feed(chunk)
+        self._had_comments = type(items) is Comments
+        return items
 
     def _end(self) -> Sequence[T]:
         close, self._close = self._close, None
@@ -248,8 +283,9 @@ class _NotifyingBody(_Body[T]):
         first: bytes,
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],
+        after_comments: Callable[[], Sequence[T]],
     ) -> None:
-        super().__init__(exchange, first, feed, close)
+        super().__init__(exchange, first, feed, close, after_comments)
         self._answer = answer
         self._wake: Callable[[], None] | None = None
         self._waits_for_end = False  # the end of the body is awaited, with its own limit
@@ -265,10 +301,12 @@ class _NotifyingBody(_Body[T]):
     def _take(self) -> Sequence[T] | None:
         answer = self._answer
         while True:
-            if self._chunk is not None:
+            if self._had_comments:
+                items: Sequence[T] | None = self._take_rest()
+            elif self._chunk is not None:
                 items = super().take()
             elif answer.chunks:
-                items = self._feed(answer.take())
+                items = self._convert(answer.take())
             elif answer.whole:
                 self.drained = False  # nobody is told of the end that follows the last event
                 return self._end()
@@ -280,7 +318,7 @@ class _NotifyingBody(_Body[T]):
             else:
                 return None
             if items:
-                self.drained = not (answer.chunks or answer.whole or answer.error)
+                self.drained = not (self._had_comments or answer.chunks or answer.whole or answer.error)
                 return items
 
     def subscribe(self, wake: Callable[[], None] | None) -> None:

@@ -129,6 +129,8 @@ class MessageEvents:
             self.has_ended = True
             yield Event(error("api_error", error_message(200, dump_json(chunk))), "error")
             return
+        if not self._started and chunk.keys().isdisjoint(("choices", "usage")):
+            return  # a sign of life of the server
         if not self._started:
             self._started = True
             start = message_of(_id(chunk.get("id")), chunk.get("model") or self._model, usage=_usage({}))
