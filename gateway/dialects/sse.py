@@ -23,8 +23,8 @@ CR, SPACE = 13, 32  # integers, like `LF`
 
 
 class SSEParser:
-    """`SSEParser` parses chunks of any size. Ids and retry hints are dropped, and so are events without data, which some
-    servers send to keep a connection open. Comments are appended to `comments`, if given, for its owner to take.
+    """`SSEParser` parses chunks of any size. Ids and retry hints are dropped, and so are events without data, which
+    some servers send to keep a connection open. Comments are appended to `comments`, if given, for its owner to take.
     `max_event`: the longest event in bytes."""
 
     def __init__(self, max_event: int = MAX_EVENT, comments: list[Comment] | None = None) -> None:
@@ -60,9 +60,8 @@ class SSEParser:
         rest = self._rest
         if rest:
             is_comment = self._comments is not None and rest[0][:1] == b":" and LF in chunk
-            if not is_comment and not _ends_event(
-                rest[-1], chunk
-            ):  # the pieces are joined once, so a long event takes linear time
+            # The pieces are joined once, so a long event takes linear time.
+            if not (is_comment or _ends_event(rest[-1], chunk)):
                 self._keep(chunk)
                 return []
             chunk = b"".join([*rest, chunk])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -59,7 +60,8 @@ class AiohttpEdge:
             data = body_nowait(body)
             if data is not None:
                 return prebuilt(http, response.status, headers, data)
-            out = web.StreamResponse(status=response.status, headers=unbuffered(headers))
+            headers = service.headers.all(request, replace(response, headers=tuple(unbuffered(response.headers))))
+            out = web.StreamResponse(status=response.status, headers=headers)
             await out.prepare(http)
             await _relay(http, out, body, keep_alive_of(request).frame(), service.config.stream_keep_alive)
             return out
