@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from gateway.config.policy.model import Route
 from gateway.messages import AgedAnswer, Bypass, CacheDirectives, Lifetime
 
-STALE_IF_ERROR_STATUSES = frozenset({500, 502, 503, 504})  # errors that a stale answer may replace: RFC 5861, section 4
-
 SKEW_S = 1.0  # seconds; normal difference between the clocks of machines that share a store
 
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from math import inf
 
 from gateway.job_store import Conclusion, Headers, JobResult, JobStatus
+from gateway.statuses import ASKS_TO_WAIT, is_failure
 
-# The backend, its concurrency limiter or a policy limit asks for a later call. This does not count as an attempt.
-TOO_MANY = 429
-RETRY_LATER = frozenset({TOO_MANY, 503})
-SERVER_FAULTS = frozenset({408, 500, 502, 504})
+TOO_MANY, REQUEST_TIMEOUT = 429, 408
 BASE_S, CAP_S = 1.0, 60.0
 MAX_RETRY_AFTER_S = 300.0
 
@@ -44,9 +42,10 @@ def decide(
     status = result.status if isinstance(result, JobResult) else 0
     answer = result if isinstance(result, JobResult) else None
     error = result if isinstance(result, str) else ""
-    if answer is not None and status not in RETRY_LATER and status not in SERVER_FAULTS:
+    # the backend, its concurrency limiter or a policy limit asks for a later call, which does not count as an attempt
+    is_throttled = status in ASKS_TO_WAIT
+    if answer is not None and not (is_throttled or status == REQUEST_TIMEOUT or is_failure(status)):
         return Conclusion(JobStatus.COMPLETED if status < 400 else JobStatus.FAILED, answer, "", terms.result_s)
-    is_throttled = status in RETRY_LATER
     delay = retry_after_s(answer.headers, jitter) if answer is not None and is_throttled else backoff_s(attempt, jitter)
     if final and status != TOO_MANY:
         return Conclusion(JobStatus.FAILED, answer, sent_once(error or f"status {status}"), terms.dead_s, dead=True)

@@ -12,11 +12,12 @@ from gateway.messages import Choice, Response, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.tuned_pool import CallableBackend
+from gateway.statuses import is_failure
 from gateway.streams import close_body
 from gateway.upstream.retry import is_repeatable
 
 LOG = logging.getLogger("nearhit.dispatch")
-RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+REFUSED_FOR_NOW = frozenset({408, 429})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,12 @@ class Fallback:
                     extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}},
                 )
                 continue
-            if response.status not in RETRYABLE or not is_repeatable(request, answered=True):
+            if not _is_retryable(response.status) or not is_repeatable(request, answered=True):
                 return BackendAnswer(response, name, instead)
             instead = instead or Choice.FALLBACK
             await close_body(response.body)
         return BackendAnswer(await self._pools[names[-1]].call(request), names[-1], instead)
+
+
+def _is_retryable(status: int) -> bool:
+    return status in REFUSED_FOR_NOW or is_failure(status)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.cache.freshness import STALE_IF_ERROR_STATUSES, Freshness, freshness_of
+from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.tool_calls import may_serve
 from gateway.config.policy.model import AdmissionRules
@@ -16,6 +16,7 @@ from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavai
 from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearbyStore
+from gateway.statuses import is_failure
 from gateway.steps.cluster_lease import LeasedLookup
 from gateway.streams import close_body, drain
 from gateway.tasks import Background
@@ -152,7 +153,7 @@ class ExactCache:
                 raise
             LOG.warning("served stale", extra={"fields": {**request.log_fields, "error": error.message}})
             return response_from_entry(request, entry, freshness, Verdict.STALE)
-        if response.status not in STALE_IF_ERROR_STATUSES or self._store.banned(entry):
+        if not is_failure(response.status) or self._store.banned(entry):
             return response
         await close_body(response.body)
         return response_from_entry(request, entry, freshness, Verdict.STALE)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from gateway.bounded_cache import BoundedCache
+from gateway.statuses import ASKS_TO_WAIT
 
 MAX_BACKOFF_S = 300.0  # the longest pause that one header can cause
 RETRY_HEADERS = frozenset({"retry-after", "retry-after-ms"})
@@ -62,10 +63,10 @@ def retry_delay_s(status: int, headers: Mapping[str, str], wall: float) -> float
     """Return the seconds to wait, in [0, `MAX_BACKOFF_S`].
 
     `headers` come from `rate_limit_headers`; `wall` is in seconds since the epoch. `Retry-After` counts only with
-    status 429 and 503. An exhausted limit counts with every status, because the next call would be refused.
+    status 429, 503 and 529. An exhausted limit counts with every status, because the next call would be refused.
     """
     waits = [0.0, *_resets(headers, wall)]
-    if status in (429, 503):
+    if status in ASKS_TO_WAIT:
         after = _retry_after(headers, wall)
         if after is not None:
             waits.append(after)

@@ -14,11 +14,13 @@ from gateway.context import Load, RequestContext
 from gateway.errors import BackendOverloaded
 from gateway.ports import Clock
 from gateway.priority import Priority, ShedReason
+from gateway.statuses import is_overload
 from gateway.upstream.adaptive_concurrency import AdaptiveLimit, SlotTurnover
 from gateway.upstream.client_paced import ClientPacedCalls
 from gateway.upstream.wait_queue import RETAINED_FACTOR, Ticket, WaitQueue
 
 MAX_RETRY_AFTER_S = 60
+MAX_WAIT_S = 60.0  # for a permit: a model may think for ten minutes, but a queue that stands still helps nobody
 
 
 class ConcurrencyPermit:
@@ -35,13 +37,13 @@ class ConcurrencyPermit:
     def on_response(self, request: RequestContext, status: int) -> None:
         """Record that the response begins.
 
-        A 503 means overload, which says more than the latency does. (A 429 is about an account's limit.) Other errors
-        come faster than normal responses, so their latency does not count.
+        A 503 or 529 means overload, which says more than the latency does. (A 429 is about an account's limit.) Other
+        errors come faster than normal responses, so their latency does not count.
         """
         call, limiter = request.call, self._limiter
         if limiter is None:
             return
-        if status == 503:
+        if is_overload(status):
             limiter.on_overload(self.acquired_at)
         elif status < 400 and call is not None and limiter.adaptive:  # calls of unknown paths cannot be compared
             limiter.on_response((call.operation, call.stream), self.acquired_at)
@@ -64,7 +66,7 @@ class ConcurrencyLimiter:
 
     `adaptive`: fewer permits, as many as keep the backend's latency low. `tenant_share`: a tenant with this share of
     the permits gets no further one while calls of others wait. A call waits at most `max_wait_s`, and not beyond its
-    own deadline or `timeouts.total`.
+    own deadline or `timeouts.total`, and never longer than `MAX_WAIT_S`.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class ConcurrencyLimiter:
         self._backend = backend
         self.adaptive = adaptive
         self._limit = AdaptiveLimit(ceiling, adaptive=adaptive)
-        self._max_wait_s = max_wait_s
+        self._max_wait_s = min(max_wait_s, MAX_WAIT_S)
         self._clock = clock
         self._queue = WaitQueue()
         self._turnover = SlotTurnover()

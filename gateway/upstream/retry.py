@@ -11,6 +11,7 @@ from gateway.errors import AttemptTimedOut, BackendError, BackendOverloaded, Mod
 from gateway.messages import Response
 from gateway.observability.metrics import Counter
 from gateway.ports import Clock
+from gateway.statuses import is_failure
 from gateway.streams import close_body
 
 # As in Finagle and linkerd: a share of the calls of the last ten seconds, and a few more for quiet times.
@@ -33,9 +34,11 @@ class RetryTarget(Enum):
 
 def target_after_response(status: int, *, waits: bool) -> RetryTarget:
     """Return the target after a response. `waits`: the upstream said when it accepts calls again."""
-    if status in (502, 503, 504):
-        return RetryTarget.OTHERS if waits else RetryTarget.ANYBODY
-    return RetryTarget.OTHERS if status in (408, 429, 500) else RetryTarget.NOBODY
+    if status in (408, 429, 500):
+        return RetryTarget.OTHERS
+    if not is_failure(status):
+        return RetryTarget.NOBODY
+    return RetryTarget.OTHERS if waits else RetryTarget.ANYBODY
 
 
 def target_after_failure(status: int, *, retryable: bool) -> RetryTarget:
@@ -153,7 +156,7 @@ def forbids_retry(response: Response) -> bool:
 def failed(outcome: Outcome) -> bool:
     """Return whether the outcome counts as a failure of the upstream."""
     if isinstance(outcome, Response):
-        return outcome.status >= 500
+        return is_failure(outcome.status)
     return not isinstance(outcome, BackendOverloaded | AttemptTimedOut | UnsupportedByBackend)
 
 

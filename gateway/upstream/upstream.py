@@ -27,6 +27,7 @@ from gateway.messages import Call, Event, EventStream, FullBody, Response
 from gateway.observability.metrics import MetricBundle
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, HostedModels
+from gateway.statuses import is_failure, is_overload
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.tracing import BROKEN, UpstreamCall
 from gateway.upstream.backoff import UpstreamBackoff, rate_limit_headers, retry_delay_s
@@ -155,13 +156,13 @@ class Upstream:
     def record_rate_limits(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
         """Record the rate limits in a response's headers, for the account that they belong to.
 
-        A 503 concerns all accounts.
+        A 503 or 529 concerns all accounts.
         """
         limits = rate_limit_headers(headers)
         seconds = retry_delay_s(status, limits, self.clock.wall()) if limits else 0.0
         self.unlimited_headers = None if limits else headers
         if seconds > 0:
-            account = "" if self.upstream.own_account or status == 503 else tenant
+            account = "" if self.upstream.own_account or is_overload(status) else tenant
             self.waits.add(account, now + seconds)
 
     def count(self, status: int, seconds: float, *, whole: bool) -> None:
@@ -269,7 +270,7 @@ class Attempt:
         whole = isinstance(body, FullBody)
         endpoint.count(status, now - self.started_at, whole=whole)
         if status >= 500 or endpoint.is_compared or endpoint.breaker.failures:
-            self._record_outcome(now, ok=status < 500)
+            self._record_outcome(now, ok=not is_failure(status))
         if response.headers is not endpoint.unlimited_headers:
             endpoint.record_rate_limits(request.tenant, status, response.headers, now)
         if self.span is not None:

@@ -246,7 +246,8 @@ class CacheRule(Section):
     stale_while_revalidate: Duration = 0.0
     """How long after its TTL an exact entry is served at once, while one call fetches a fresh one."""
     stale_if_error: Duration = 0.0
-    """How long after its TTL an exact entry is served if the backend fails: no response, or 500, 502, 503 or 504."""
+    """How long after its TTL an exact entry is served if the backend fails: no response, or a 5xx other than
+    501 and 505."""
     admit: AdmitRule = Field(default_factory=AdmitRule)
     """The responses that are stored."""
     mcp: Annotated[

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from gateway.cache.freshness import STALE_IF_ERROR_STATUSES, bypass_of, can_share_flight, freshness_of
+from gateway.cache.freshness import bypass_of, can_share_flight, freshness_of
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
 from gateway.messages import Bypass, CacheDirectives, Price, RequestFacts
 from gateway.ports import PriorBands
+from gateway.statuses import is_failure
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.tools.simulation.backend_model import BackendModel, CallResult
 from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer, cache_keys
@@ -124,7 +125,7 @@ class TrafficReplay:
         looked = self._semantic_lookup(row, node, plan, scope, directives)
         if looked is not None and looked.stored is not None:
             return self._hit(at, row, plan, "semantic", looked.stored, looked)
-        if found is not None and row.status in STALE_IF_ERROR_STATUSES:  # stale-if-error
+        if found is not None and is_failure(row.status):  # stale-if-error
             return self._hit(at, row, plan, "stale", found[0])
         if directives.only_if_cached:
             seconds = self._latencies.overhead_s
