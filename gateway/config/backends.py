@@ -187,11 +187,12 @@ class Timeouts(Section):
     connect: PositiveDuration = 2.0
     """The time for a new connection: name lookup, TCP and TLS together. With `client: aiohttp` without the name lookup.
     """
-    first_byte: PositiveDuration = 60.0
-    """The time from sending the request to the first byte of the response."""
-    idle: PositiveDuration = 30.0
-    """The time between two pieces of a response."""
-    total: PositiveDuration = 600.0
+    first_byte: PositiveDuration = 600.0
+    """The time from sending the request to the first byte of the response. The default is that of OpenAI's and
+    Anthropic's clients: a model may think for minutes."""
+    idle: PositiveDuration = 600.0
+    """The time between two pieces of a response. The default is that of the same clients."""
+    total: PositiveDuration = 3600.0
     """The time of all calls for a request: attempts, hedges, trials and fallbacks. It counts from the first of them."""
 
 

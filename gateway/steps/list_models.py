@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +19,10 @@ from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.streams import close_body
 from gateway.upstream.backend import UpstreamPool
 
+LOG = logging.getLogger("nearhit.models")
+
+MAX_WAIT_S = 4.5  # for a backend's list: a person may wait for it, and clients give up after a few seconds
+
 LISTED = ("openai", "anthropic", "text")  # dialects with models by name
 
 
@@ -25,7 +30,8 @@ class ModelList:
     """Merges the model lists of several backends, in the dialect of the client; of equal names the first wins. With
     one HTTP backend that speaks this dialect, the request passes through unchanged.
 
-    A backend that fails is left out. If all fail, the answer is that error.
+    A backend that fails, or takes longer than `MAX_WAIT_S`, is left out, and the log says so. If all fail, the answer
+    is that error.
     """
 
     def __init__(self, backends: Sequence[UpstreamPool]) -> None:
@@ -45,45 +51,77 @@ class ModelList:
         return self._answer(request, backends, anthropic=anthropic)
 
     async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], *, anthropic: bool) -> Response:
-        models = await self._merge_models(request, backends)
+        models, missing = await self._merge_models(request, backends)
         name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models may contain slashes
         if not name:
             listed = list(models.values())
             return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})
         if name not in models:
-            return await self._ask_each(request, backends, name, anthropic=anthropic)
+            return await self._ask_each(request, backends, missing, name, anthropic=anthropic)
         return _json(anthropic_model(models[name]) if anthropic else models[name])
 
     async def _ask_each(
-        self, request: RequestContext, backends: Sequence[UpstreamPool], name: str, *, anthropic: bool
+        self,
+        request: RequestContext,
+        backends: Sequence[UpstreamPool],
+        missing: Mapping[str, BackendError],
+        name: str,
+        *,
+        anthropic: bool,
     ) -> Response:
-        """Return the first backend's answer that has a model which no list has, such as an alias. Raise `NotFound`."""
+        """Return the first backend's answer that has a model which no list has, such as an alias.
+
+        Raise `NotFound`; `BackendError` if a backend that is missing may have it.
+        """
         request.reads_answer = True
         for backend in backends:
-            if backend.http and (backend.speaks == "anthropic") == anthropic:
+            if backend.name not in missing and backend.http and (backend.speaks == "anthropic") == anthropic:
                 try:
-                    response = await backend.call(request)
-                except BackendError:
+                    async with asyncio.timeout(MAX_WAIT_S):
+                        response = await backend.call(request)
+                except (BackendError, TimeoutError):
                     continue
                 if response.status == 200 and _is_model(response):
                     provenance = Provenance(Verdict.BYPASS, reason=Bypass.PASS_THROUGH, backend=backend.name)
                     return Response(response.status, response.headers, response.body, provenance)
                 await close_body(response.body)
+        for failure in missing.values():
+            raise failure
         raise NotFound(f"the model {name[:100]!r} does not exist")
 
     async def _merge_models(
         self, request: RequestContext, backends: Sequence[UpstreamPool]
-    ) -> dict[str, dict[str, Any]]:
-        answers = await asyncio.gather(*(backend.models(request) for backend in backends), return_exceptions=True)
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, BackendError]]:
+        """Return the models by name, and why backends are missing, by theirs. Raise `BackendError` if all are."""
+        answers = await asyncio.gather(*(_list(request, backend) for backend in backends))
         models: dict[str, dict[str, Any]] = {}
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        failures = {
+            backend.name: answer
+            for backend, answer in zip(backends, answers, strict=True)
+            if isinstance(answer, BackendError)
+        }
         for answer in answers:
-            if not isinstance(answer, BaseException):
-                for model in answer:
-                    models.setdefault(str(model.get("id")), model)
-        if failures and len(failures) == len(answers):
-            raise failures[0] if isinstance(failures[0], BackendError) else BackendError("no backend lists its models")
-        return models
+            for model in answer if isinstance(answer, list) else ():
+                models.setdefault(str(model.get("id")), model)
+        if len(failures) == len(answers):
+            raise next(iter(failures.values()))
+        return models, failures
+
+
+async def _list(request: RequestContext, backend: UpstreamPool) -> list[dict[str, Any]] | BackendError:
+    """Return the models of a backend, or why it is missing from the list."""
+    try:
+        async with asyncio.timeout(MAX_WAIT_S):
+            return await backend.models(request)
+    except TimeoutError:
+        failure = BackendError(f"backend '{backend.name}' did not list its models within {MAX_WAIT_S:g} s", status=504)
+    except BackendError as error:
+        failure = error
+    except Exception as error:
+        failure = BackendError(f"backend '{backend.name}' does not list its models ({type(error).__name__})")
+    fields = {**request.log_fields, "backend": backend.name, "error": str(failure)}
+    LOG.warning("a backend is missing in the list of models", extra={"fields": fields})
+    return failure
 
 
 def _is_model(response: Response) -> bool:

@@ -42,6 +42,9 @@ from gateway.upstream.upstream import Upstream, in_service
 LOG = logging.getLogger("nearhit.upstreams")
 
 
+MAX_LISTING_S = 2.0  # for one upstream's list of models, so that another one can still answer
+
+
 def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstream], now: float) -> None:
     """Eject `endpoint` if it is an outlier. Call this after a failure; `endpoints` are all upstreams of `backend`."""
     states = {other: other.breaker.state(now) for other in endpoints}
@@ -228,7 +231,11 @@ class UpstreamPool:
         failure: BackendError | None = None
         for endpoint in [first, *(other for other in in_service(self.endpoints, now) if other is not first)]:
             try:
-                return await endpoint.backend.models(request)
+                async with asyncio.timeout(MAX_LISTING_S):
+                    return await endpoint.backend.models(request)
+            except TimeoutError:
+                late = f"backend '{self.name}' did not list its models within {MAX_LISTING_S:g} s"
+                failure = failure or BackendError(late, status=504)
             except BackendError as error:
                 failure = failure or error
         assert failure is not None  # there is at least one

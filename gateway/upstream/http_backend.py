@@ -113,6 +113,8 @@ def _translator(translated: TranslatedCall) -> StreamObserver[Event]:
 
 LOG = logging.getLogger("nearhit.upstreams")
 NOT_FOUND = 404
+
+MAX_HANDSHAKE_S = 60.0  # of a WebSocket, behind which no model thinks yet
 CLUES = REFUSALS | {NOT_FOUND}  # refusals that may be about what the gateway itself sent
 
 ALL_MODELS = {"anthropic": "limit=1000"}  # Anthropic pages its list, at most this many a page
@@ -346,7 +348,7 @@ class HttpBackend(LimitedBackend):
         CURRENT_HANDSHAKE.set(refusal)
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
         try:
-            async with asyncio.timeout(self._timeouts.first_byte):
+            async with asyncio.timeout(min(self._timeouts.first_byte, MAX_HANDSHAKE_S)):
                 socket = await open_websocket(self._session.get(), url, self._headers(request), request)
         except BaseException as error:
             permit.release()

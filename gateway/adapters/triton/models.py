@@ -28,6 +28,8 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 
 PROBE_TEXT = "ping"  # the prompt of a health probe
 
+MAX_PROBE_S = 60.0  # for its answer
+
 LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk or over a network
 
 
@@ -94,7 +96,7 @@ class TritonModels:
         try:
             model = await self.describe(name)
             inputs = self.inputs(model, PROBE_TEXT, 1)
-            async with self.call_timeout(self._timeouts.first_byte):
+            async with self.call_timeout(min(self._timeouts.first_byte, MAX_PROBE_S)):
                 if model.decoupled:
                     await self._first_response(name, inputs)
                 else:
