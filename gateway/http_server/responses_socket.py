@@ -224,13 +224,11 @@ class ResponsesSocket:
     async def _run_call(self, message: Create) -> None:
         """Answer a call in a task of its own, which a message of the client may cancel."""
         self._call = call = asyncio.create_task(self._answer(message))
-        self._inflight.count += 1
         try:
             await asyncio.wait((call,))
         finally:
             self._call = None
             await cancel_and_wait(call)
-            self._inflight.count -= 1
         if call.cancelled():
             raise FrameRefused(
                 "the response was cancelled", code="response_cancelled", status=499, stream_id=message.stream_id
@@ -266,12 +264,17 @@ class ResponsesSocket:
             await self._prepare(message, body, PREFIX + call_id.replace("-", ""), len(encoded))
             return
         request = self._request(call_id, encoded)
-        response = await resolve_response(self._handler(request))
         outcome = None if message.is_stored else Outcome()
+        answer = self._handler(request)
+        self._inflight.count += 1
         try:
-            await self._relay(request, response, message.stream_id, outcome)
+            response = await resolve_response(answer)
+            try:
+                await self._relay(request, response, message.stream_id, outcome)
+            finally:
+                await close_body(response.body)
         finally:
-            await close_body(response.body)
+            self._inflight.count -= 1
         if outcome is not None and outcome.id is not None:
             self._turns.remember(outcome.id, body, outcome.output, len(encoded) + outcome.size)
 
