@@ -12,7 +12,7 @@ import orjson
 
 from gateway.dialects.anthropic_errors import error_sentence
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.json_body import dump_json, load_json
+from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
@@ -263,8 +263,8 @@ def renew(data: bytes, answer_id: str) -> bytes:
     if not isinstance(body, dict):
         return data
     if isinstance(message := body.get("message"), dict) and "id" in message:
-        return dump_json({**body, "message": {**message, "id": answer_id}})
-    return dump_json({**body, "id": answer_id}) if "id" in body else data
+        return escape_line_ends(dump_json({**body, "message": {**message, "id": answer_id}}))
+    return escape_line_ends(dump_json({**body, "id": answer_id})) if "id" in body else data
 
 
 class AnthropicTextAnswer:

@@ -181,6 +181,18 @@ def dump_json(value: Any, *, canonical: bool = False) -> bytes:
     return plain
 
 
+# What many libraries take for line ends, as Python's `splitlines` does. A stream's line ends are CR and LF alone.
+_LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+
+
+def escape_line_ends(data: bytes) -> bytes:
+    """Return JSON with U+0085, U+2028 and U+2029 as escapes, for an event that the gateway writes."""
+    if not data.isascii():
+        for raw, escape in _LINE_ENDS:
+            data = data.replace(raw, escape)
+    return data
+
+
 def _has_non_finite(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.dialects.json_body import json_writer, load_json
+from gateway.dialects.json_body import escape_line_ends, json_writer, load_json
 from gateway.dialects.openai_answers import CHAT, DONE, assemble_body, reading
 from gateway.errors import MalformedResponse
 from gateway.messages import Call
@@ -59,7 +59,7 @@ class OpenAILogprobs:
         if not isinstance(choices, list):
             return data
         shown = [_clear_logprobs(choice) if isinstance(choice, dict) else choice for choice in choices]
-        return json_writer((data,))({**body, "choices": shown})
+        return escape_line_ends(json_writer((data,))({**body, "choices": shown}))
 
 
 def logprobs_reader(dialect: str) -> TokenLogprobs | None:

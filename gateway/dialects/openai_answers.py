@@ -15,7 +15,7 @@ import orjson
 
 from gateway.dialects.chat_deltas import REPLACED_FIELDS, ChatMessage
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.json_body import json_writer, load_json
+from gateway.dialects.json_body import escape_line_ends, json_writer, load_json
 from gateway.dialects.vector_format import encode_vector, has_vectors
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
@@ -345,7 +345,7 @@ def split(operation: str, whole: bytes) -> tuple[Event, ...]:
         body = load_json(whole)
         _check_error(body)
         write = json_writer((whole,))
-        return (*(Event(write(chunk)) for chunk in chunks_of(operation, body)), Event(DONE))
+        return (*(Event(escape_line_ends(write(chunk))) for chunk in chunks_of(operation, body)), Event(DONE))
 
 
 def renew(data: bytes, answer_id: str, created: int) -> bytes:
@@ -357,7 +357,7 @@ def renew(data: bytes, answer_id: str, created: int) -> bytes:
     if not isinstance(body, dict) or not body.keys() & {"id", "created"}:
         return data
     anew = {"id": answer_id, "created": created}
-    return json_writer((data,))({key: anew.get(key, value) for key, value in body.items()})
+    return escape_line_ends(json_writer((data,))({key: anew.get(key, value) for key, value in body.items()}))
 
 
 class OpenAITextAnswer:
@@ -380,7 +380,7 @@ class OpenAITextAnswer:
             choice["delta"] = {"role": "assistant", **content} if role else content
         else:
             choice["text"] = text or ""
-        return Event(orjson.dumps({**self._head, "choices": [choice]}))
+        return Event(escape_line_ends(orjson.dumps({**self._head, "choices": [choice]})))
 
     def start(self) -> Sequence[Event]:
         return [self._choice("", None, role=True)] if self._chat else []

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.json_body import dump_json, load_json
+from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading
 from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
@@ -402,6 +402,6 @@ def _map_response(data: bytes, change: Any) -> bytes:
     inner = value.get("response")
     if isinstance(inner, dict):
         changed = change(inner)
-        return data if changed is inner else dump_json({**value, "response": changed})
+        return data if changed is inner else escape_line_ends(dump_json({**value, "response": changed}))
     changed = change(value) if value.get("object") == "response" or "output" in value else value
-    return data if changed is value else dump_json(changed)
+    return data if changed is value else escape_line_ends(dump_json(changed))

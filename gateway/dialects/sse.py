@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.config.schema import MAX_EVENT
-from gateway.dialects.json_body import dump_json, load_json
+from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.errors import UpstreamStreamError
 from gateway.messages import LF, Comment, Event
 
@@ -183,4 +183,4 @@ def with_event_name(data: bytes) -> Event:
 
 def encode_event(value: Mapping[str, Any]) -> Event:
     """Return `value`, which has a `type`, as an event."""
-    return Event(dump_json(value), value["type"])
+    return Event(escape_line_ends(dump_json(value)), value["type"])

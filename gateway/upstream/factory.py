@@ -109,6 +109,7 @@ def _http(
         adaptive=section.adaptive,
         tenant_share=section.tenant_share,
         cache_control=section.cache_control,
+        admitted_origins=frozenset(config.server.cors.origins),
         stream_usage=section.stream_usage,
         max_event=config.server.max_event,
         reasoning_content=section.reasoning_content,

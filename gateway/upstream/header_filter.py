@@ -110,6 +110,18 @@ def connection_header(headers: Mapping[str, str]) -> str | None:
     return ",".join([value for name, value in headers.items() if name.lower() == "connection"])
 
 
+def without_admitted_origin(headers: list[tuple[str, str]], admitted: frozenset[str]) -> list[tuple[str, str]]:
+    """Return a browser's headers without its `Origin` if the gateway admits that.
+
+    Some servers, such as Ollama, answer 403 to all origins that they do not know themselves.
+    """
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() != "origin" or not ("*" in admitted or value in admitted)
+    ]
+
+
 ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only supported version besides an older one
 # Headers that have a meaning in one dialect only. Credentials are translated instead.
 ANTHROPIC_HEADERS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})

@@ -52,6 +52,7 @@ from gateway.upstream.header_filter import (
     own_headers,
     provider_id,
     translated_headers,
+    without_admitted_origin,
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse
@@ -128,7 +129,8 @@ class HttpBackend(LimitedBackend):
     `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
     for the prompt cache go upstream in translated requests, as with `reasoning_content` earlier thinking does.
     `unsigned_thinking`: the thinking of Anthropic's clients goes upstream as it came. `stream_usage`: the usage of
-    streams is requested. `max_event`: the longest event of a stream in bytes.
+    streams is requested. `max_event`: the longest event of a stream in bytes. `admitted_origins`: the origins of web
+    pages that the gateway admits, or `*`; the endpoint is not told of them.
     """
 
     http = True
@@ -150,6 +152,7 @@ class HttpBackend(LimitedBackend):
         adaptive: bool = True,
         tenant_share: float = 0.5,
         cache_control: bool = False,
+        admitted_origins: frozenset[str] = frozenset(),
         reasoning_content: bool = False,
         unsigned_thinking: bool = False,
         stream_usage: bool = True,
@@ -172,6 +175,7 @@ class HttpBackend(LimitedBackend):
         self._timeouts = timeouts
         self._clock = clock
         self._cache_control = cache_control
+        self._admitted_origins = admitted_origins
         self._refused_additions = RefusedAdditions(frozenset() if stream_usage else frozenset({USAGE}))
         self._reasoning_content = reasoning_content
         self._fits_thinking = speaks == "anthropic" and not unsigned_thinking
@@ -302,6 +306,10 @@ class HttpBackend(LimitedBackend):
         """
         passed = self._response_filter.apply(answer.headers, answer.header_map.get("connection"))
         headers = (*passed, *provider_id(answer.headers))
+        if 300 <= answer.status < 400:
+            headers = tuple(
+                (name, self._base.location(value) if name.lower() == "location" else value) for name, value in headers
+            )
         length = None if parse else answer.header_map.get("content-length")
         if length is not None:
             headers += (("Content-Length", length),)
@@ -490,6 +498,8 @@ class HttpBackend(LimitedBackend):
         passing = self._parsed_request_filter if is_parsed else self._request_filter
         client_headers = request.upstream_headers()
         headers = passing.apply(client_headers.items(), connection_header(client_headers))
+        if self._admitted_origins:
+            headers = without_admitted_origin(headers, self._admitted_origins)
         if foreign:
             headers = translated_headers(headers, self.speaks)
         if request.reads_answer and not is_parsed:  # the body goes as it came, the answer has to be readable

@@ -158,6 +158,21 @@ class Http1Client:
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
+def _unicode(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return headers that aiohttp can send, which writes UTF-8 alone and drops bytes that are not: they are Latin-1."""
+    if all(value.isascii() for _, value in headers):
+        return headers
+    return [(name, value if value.isascii() else _from_latin_1(value)) for name, value in headers]
+
+
+def _from_latin_1(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogateescape").decode("latin-1")
+    return value
+
+
 class AiohttpClient:
     """`AiohttpClient` implements `HttpClient` on aiohttp."""
 
@@ -168,7 +183,7 @@ class AiohttpClient:
         self._may_resend = may_resend
 
     async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
-        headers, body = [*request.headers, *request.extra_headers], request.body
+        headers, body = _unicode([*request.headers, *request.extra_headers]), request.body
         if request.length is not None and not isinstance(body, bytes):
             headers.append(("Content-Length", str(request.length)))
         url, connection = URL(self._origin + request.target, encoded=True), PooledConnection()

@@ -72,12 +72,17 @@ Pair = tuple[Served, WireUpstream]
 
 @asynccontextmanager
 async def before_raw(
-    tmp_path: Path, policy: str = BOTH_CACHES, *, adapter: str = "openai", **backend: Any
+    tmp_path: Path,
+    policy: str = BOTH_CACHES,
+    *,
+    adapter: str = "openai",
+    server: dict[str, Any] | None = None,
+    **backend: Any,
 ) -> AsyncIterator[Pair]:
     """A gateway, and the server behind it. `backend` has more settings of the backend."""
     async with wire_upstream() as raw:
         url = raw.url if adapter in ("openai", "anthropic") else raw.url.removesuffix("/v1")
-        config = config_of(tmp_path, {"main": {"adapter": adapter, "url": url, **backend}})
+        config = config_of(tmp_path, {"main": {"adapter": adapter, "url": url, **backend}}, server=server or {})
         async with gateway_of(config, policy) as served:
             yield served, raw
 

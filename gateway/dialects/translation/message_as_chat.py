@@ -9,7 +9,7 @@ import orjson
 
 from gateway.dialects.anthropic import MESSAGES
 from gateway.dialects.anthropic_answers import count_tokens
-from gateway.dialects.json_body import dump_json, load_json
+from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request, own_stops
 from gateway.dialects.translation.limits import ANTHROPIC, fitting
@@ -119,7 +119,7 @@ class ChatChunks:
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> Event:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return Event(dump_json({**self._head, "choices": [choice]}))
+        return Event(escape_line_ends(dump_json({**self._head, "choices": [choice]})))
 
     def _block_start(self, index: int, block: Mapping[str, Any]) -> Iterator[Event]:
         kind = block["type"]
