@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 
@@ -29,6 +29,8 @@ COLLECTIONS = frozenset(
         "files",
         "fine_tuning",
         "messages",  # `/v1/messages/batches/ID`: Anthropic's batches
+        "models",  # a model that was fine-tuned
+        "realtime",  # `/v1/realtime/calls/ID`
         "responses",
         "skills",
         "threads",
@@ -40,9 +42,12 @@ COLLECTIONS = frozenset(
 # Segments of those paths that are no ids.
 WORDS = frozenset(
     {
+        "accept",
         "batches",
+        "calls",
         "cancel",
         "checkpoints",
+        "client_secrets",
         "compact",
         "complete",
         "completions",
@@ -51,6 +56,7 @@ WORDS = frozenset(
         "events",
         "file_batches",
         "files",
+        "hangup",
         "input_items",
         "input_tokens",
         "items",
@@ -59,13 +65,17 @@ WORDS = frozenset(
         "output_items",
         "parts",
         "pause",
+        "refer",
+        "reject",
         "remix",
         "results",
         "resume",
         "runs",
         "search",
+        "sessions",
         "steps",
         "submit_tool_outputs",
+        "transcription_sessions",
         "versions",
     }
 )
@@ -101,7 +111,8 @@ FOREIGN = frozenset(
         "model_id",
     }
 )
-ID_KEYS = frozenset({"conversation", "container", "training_file", "validation_file"})
+ID_KEYS = frozenset({"conversation", "container", "training_file", "validation_file", "fine_tuned_model"})
+TUNED = "ft:"  # begins the name of a model that a backend has fine-tuned
 ID_LISTS = frozenset({"result_files", "file_ids", "vector_store_ids"})
 
 
@@ -142,6 +153,8 @@ def ids_in_call(call: Call, body: bytes) -> list[str]:
     """
     said, roots = call.body, list[Any]()
     found = [value for key in ("previous_response_id", "conversation", "container") for value in _values(said.get(key))]
+    if call.model.startswith(TUNED):
+        found += _values(call.model)
     tools = said.get("tools")
     if isinstance(tools, list):
         for tool in tools:
@@ -158,6 +171,12 @@ def makes_resource(call: Call) -> bool:
     if call.operation == "chat.completions":
         return call.body.get("store") is True
     return call.operation == "responses" and call.stored
+
+
+def ids_in_location(location: str) -> list[str]:
+    """Return the ids in the `Location` of an answer that made something; it may be a URL or a path."""
+    path = urlsplit(location).path
+    return [] if collection_of(path) is None else ids_in_path(path)
 
 
 def reported_ids(data: bytes) -> list[str]:

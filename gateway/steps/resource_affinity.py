@@ -20,6 +20,7 @@ from gateway.routing.resource_ids import (
     collection_of,
     ids_in_call,
     ids_in_json,
+    ids_in_location,
     ids_in_path,
     ids_in_query,
     makes_resource,
@@ -128,6 +129,10 @@ class ResourceStep:
             return response
         place = Affinity(pool.name, None if pool.single is not None else request.called_upstream)
         remember = partial(self._affinity.remember, request.tenant, affinity=place)
+        if response.status == 201:
+            for name, value in response.headers:
+                if name.lower() == "location":
+                    remember(ids_in_location(value))
         body = response.body
         if isinstance(body, FullBody):
             whole = _UnparsedAnswer(remember, events=_is_events(response))

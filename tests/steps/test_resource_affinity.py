@@ -319,6 +319,47 @@ async def test_the_results_of_a_batch_are_where_the_batch_is(tiers: Tiers) -> No
     assert len(tiers.large.paths) == asked
 
 
+async def test_a_fine_tuned_model_is_called_where_it_was_made(tiers: Tiers) -> None:
+    tuned = "ft:base:acme::light_light_9"
+    tiers.light.made.add("light_light_9")
+    tiers.light.made.add("job_light_9")
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if request.path == "/v1/fine_tuning/jobs/job_light_9":
+            return web.json_response({"id": "job_light_9", "fine_tuned_model": tuned, "result_files": ["file_light_9"]})
+        return await tiers.light.answer(request, call)
+
+    tiers.light.upstream.answer = answer
+    assert (await tiers.send("GET", "/v1/fine_tuning/jobs/job_light_9")).json["fine_tuned_model"] == tuned
+    chat = {"model": tuned, "messages": [{"role": "user", "content": HARD}]}
+    assert (await tiers.served.post("/v1/chat/completions", chat)).headers["x-nearhit-backend"] == "light"
+    assert (await tiers.send("DELETE", f"/v1/models/{tuned}")).headers["x-nearhit-backend"] == "light"
+    assert (await tiers.send("GET", "/v1/files/file_light_9/content")).headers["x-nearhit-backend"] == "light"
+
+
+async def test_a_call_that_is_named_by_its_location_is_asked_of_its_maker(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        makers = [Maker(await stack.enter_async_context(serving(Upstream(name)))) for name in ("one", "two")]
+        for maker in makers:
+
+            async def answer(request: web.Request, call: dict[str, Any], maker: Maker = maker) -> web.StreamResponse:
+                if request.path == "/v1/realtime/calls":
+                    location = f"https://upstream.example/v1/realtime/calls/rtc_{maker.name}"
+                    return web.Response(status=201, text="v=0", headers={"Location": location})
+                return web.json_response({"by": maker.name})
+
+            maker.upstream.answer = answer
+        backend = {"adapter": "openai", "upstreams": [maker.upstream.url for maker in makers]}
+        policy = "version: 1\nroutes:\n  - name: default\n    match: {}\n    route: {backend: main}\n"
+        served = await stack.enter_async_context(gateway_of(config_of(tmp_path, {"main": backend}), policy))
+        tiers = Tiers(served, *makers)
+        made = {(await tiers.send("POST", "/v1/realtime/calls", json="v=0")).headers["Location"] for _ in range(12)}
+        assert {location.rpartition("_")[2] for location in made} == {"one", "two"}
+        for name in ("one", "two") * 3:
+            answered = await tiers.send("POST", f"/v1/realtime/calls/rtc_{name}/hangup")
+            assert answered.json["by"] == name
+
+
 async def test_a_thread_of_a_streamed_run_is_where_it_was_made(tmp_path: Path, makers: tuple[Maker, Maker]) -> None:
     async with before(tmp_path, makers) as tiers:
         tiers.light.made.add("asst_light_9")
