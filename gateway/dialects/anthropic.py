@@ -16,7 +16,7 @@ from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import ABSENT, check_limit, check_temperature, invalid_field, limit_of, parse_object
-from gateway.dialects.sse import with_event_name
+from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
@@ -71,6 +71,9 @@ class Anthropic(Conversational):
 
     def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return answers.renew(data, answers.PREFIX + answer_id)
+
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+        return with_names(events)
 
     def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(whole)

@@ -18,7 +18,7 @@ from gateway.dialects.conversation import Conversational, split_content, transcr
 from gateway.dialects.json_body import ABSENT, check_limit, check_temperature, invalid_field, limit_of, parse_object
 from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
-from gateway.dialects.sse import with_event_name
+from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
@@ -87,6 +87,9 @@ class OpenAIResponses(Conversational):
     def renew(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Renew the id, but not of a response that is stored upstream, where later requests name it."""
         return answers.renew(data, answers.PREFIX + answer_id, created, kept=call.stored)
+
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+        return with_names(events)
 
     def _answer_text(self, call: Call, whole: bytes) -> str | None:
         return answers.text(whole)

@@ -181,6 +181,14 @@ def with_event_name(data: bytes) -> Event:
     return Event(data, kind if isinstance(kind, str) and _NAME.fullmatch(kind) else None)
 
 
+def with_names(events: Sequence[Event]) -> Sequence[Event]:
+    """Return events with the names that a server left out: the clients of such protocols read events by their names."""
+    for event in events:
+        if event.name is None:
+            return [with_event_name(each.data) if each.name is None else each for each in events]
+    return events
+
+
 def encode_event(value: Mapping[str, Any]) -> Event:
     """Return `value`, which has a `type`, as an event."""
     return Event(escape_line_ends(dump_json(value)), value["type"])
