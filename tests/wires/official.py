@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -85,12 +85,13 @@ class OfficialClients:
                 chunks.append(compact(chunk.to_dict(mode="json", warnings=False)))
                 if made:
                     state.handle_chunk(chunk)
-        if made:
-            final = chat_outcome(state.get_final_completion().to_dict(warnings=False))
-            joined = chunks_outcome(chunks)
-            if final != joined:
-                raise NotRight(f"the official client joins {str(final)[:120]}")
-        return chunks_outcome(chunks)
+        joined = chunks_outcome(chunks)
+        if made and "error" not in joined:
+            with suppress(openai.LengthFinishReasonError, openai.ContentFilterFinishReasonError):
+                final = chat_outcome(state.get_final_completion().to_dict(warnings=False))
+                if final != joined:
+                    raise NotRight(f"the official client joins {str(final)[:120]}")
+        return joined
 
     def _completions(self, streamed: bool, _: bool) -> Outcome:
         if not streamed:

@@ -291,6 +291,8 @@ def message_stream_outcome(events: Sequence[tuple[str, str]]) -> Outcome:
     """Join the events. Raise `NotRight` unless they come in the protocol's order and with their names."""
     reader = MessageReader()
     for name, data in events:
+        if data == DONE:
+            continue
         event = json.loads(data)
         if name != event["type"]:
             raise NotRight(f"an event {event['type']} with the name {name!r}")
@@ -435,14 +437,14 @@ def response_stream_outcome(events: Sequence[tuple[str, str]]) -> Outcome:
 
 def embeddings_outcome(body: Mapping[str, Any]) -> Outcome:
     vectors: dict[int, list[float]] = {}
-    for item in body["data"]:
-        given = item["embedding"]
+    for place, item in enumerate(body["data"]):
+        given, index = item["embedding"], item.get("index", place)
         if isinstance(given, str):
             raw = base64.b64decode(given)
             given = list(struct.unpack(f"<{len(raw) // 4}f", raw))
-        if item["index"] in vectors:
-            raise NotRight(f"two vectors of index {item['index']}")
-        vectors[item["index"]] = given
+        if index in vectors:
+            raise NotRight(f"two vectors of index {index}")
+        vectors[index] = given
     ordered = [vectors[index] for index in sorted(vectors)]
     return tidy({"vectors": ordered, "usage": _chat_usage(body.get("usage"))})
 
