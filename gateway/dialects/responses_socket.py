@@ -192,7 +192,7 @@ def event_frame(event: Event, stream_id: str | None) -> str | None:
 
     An error event gets a status, without which clients take it for part of the answer.
     """
-    data = event.data
+    data = event.data.strip()
     if not data.startswith(b"{"):
         return None
     if (event.name or with_event_name(data).name) == ERROR:

@@ -10,7 +10,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.sse import SSEParser
-from gateway.errors import BackendError
+from gateway.errors import BackendError, GatewayError
 from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response
 from gateway.routing.resource_affinity import ResourceAffinity
 from gateway.routing.resource_ids import (
@@ -73,8 +73,7 @@ class ResourceStep:
         in_path = ids_in_path(request.path)
         ids = [*in_path, *ids_in_query(request.query)]
         if request.method == "POST" and _is_json(request.headers.get("content-type", "")):
-            await request.body_source.buffer()
-            ids += ids_in_json(request.body_source.buffered_body or b"")
+            ids += ids_in_json(await _buffered(request))
         await self._bind(request, ids)
         # Depends on method and path alone: requests with the same head share the form that is sent upstream.
         request.reads_answer = request.method == "POST" or (request.method == "GET" and collection in MAKERS)
@@ -191,6 +190,17 @@ class _UnparsedAnswer:
     def on_complete(self) -> None:
         if self._pieces:
             self._remember(reported_ids(b"".join(self._pieces)))
+
+
+async def _buffered(request: RequestContext) -> bytes:
+    """Return the body that is passed on, decoded; empty if it is too long to wait for, or can't be decoded."""
+    await request.body_source.buffer()
+    if request.body_source.buffered_body is None:
+        return b""
+    try:
+        return request.body_source.read_nowait() or b""
+    except GatewayError:  # the backend judges it
+        return b""
 
 
 def _is_events(response: Response) -> bool:

@@ -207,6 +207,24 @@ async def test_a_broken_stream_ends_with_an_error_event_that_has_a_status(upstre
             assert (found["type"], found["status"], found["error"]["type"]) == ("error", 502, "upstream_error")
 
 
+async def test_events_in_the_forms_of_other_servers_come_in_frames(upstream: Upstream, tmp_path: Path) -> None:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        for event in events_of(orjson.dumps(response_to(call))):  # no names, more spaces, comments, an end mark
+            await out.write(b": ping\n\ndata:   " + event.data + b"\n\n")
+        await out.write(b"data: [DONE]\n\n")
+        return out
+
+    upstream.answer = answer
+    async with before(upstream, tmp_path) as served, opened(served) as socket:
+        for _ in range(2):
+            assert text_in(await socket.ask(stream_id="a")) == "upstream answers: hello"
+        given = await socket.ask("go on", store=False)
+        await socket.ask("more", store=False, previous_response_id=given["id"])
+    assert [len(call.json["input"]) for call in upstream.calls[2:]] == [3]
+
+
 BAD: dict[str, tuple[str | bytes, str]] = {
     "no JSON": ("hello", "invalid_json"),
     "a list": ("[1]", "invalid_json"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,7 +22,7 @@ from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.errors import StoreUnavailable
 from gateway.messages import Affinity
 from gateway.routing.resource_affinity import ResourceAffinity, affinity_key
-from tests.fixtures.gateways import PATIENT_S, Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import PATIENT_S, Answer, Served, config_of, gateway_of, store_pid
 from tests.fixtures.responses import response_to, text_item
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, chunk, completion, frame, serving
@@ -463,6 +466,30 @@ async def test_without_the_store_memory_answers(tmp_path: Path, makers: tuple[Ma
     assert await affinity.find("t", ["file_1", "resp_1"]) == Affinity("light", None)
     assert await affinity.find("t", ["file_1"]) is None
     assert await affinity.find("other", ["resp_1"]) is None
+
+
+async def test_a_store_that_does_not_answer_delays_no_request_for_long(
+    tmp_path: Path, makers: tuple[Maker, Maker]
+) -> None:
+    async with before(tmp_path, makers, store={"timeout": "50ms"}) as tiers:
+        pid = store_pid(tiers.served)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            made = await tiers.respond(EASY)
+            assert (await tiers.send("GET", f"/v1/responses/{made}")).json["by"] == "light"
+            assert (await tiers.send("GET", "/v1/responses/resp_nobody_1")).status == 200
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: tiers.served.gateway.parts.affinity._writer is None)
+
+
+async def test_a_compressed_body_names_resources_too(tiers: Tiers) -> None:
+    tiers.light.made.add("found_light_9")
+    await tiers.send("GET", "/v1/files/found_light_9")
+    packed = gzip.compress(json.dumps({"input_file_id": "found_light_9"}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = await tiers.send("POST", "/v1/batches", data=packed, headers=headers)
+    assert answer.headers["x-nearhit-backend"] == "light"
 
 
 async def test_the_store_keeps_the_newest_ids(served: Served) -> None:
