@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -18,9 +19,10 @@ from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of
 from gateway.dialects.sse import encode_event
 from gateway.dialects.tool_call_deltas import ToolCallDeltas, arguments_text
+from gateway.dialects.translation.call_ids import UniqueIds, call_ids
 from gateway.dialects.translation.limits import OPENAI, fitting
 from gateway.dialects.translation.messages_to_chat import chat_request, own_stops
-from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
+from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
 from gateway.dialects.translation.stops import ChatStops
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event, Outgoing
@@ -60,7 +62,8 @@ class ChatAnswer:
             self.outgoing = Outgoing(CHAT, orjson.dumps(request))
             self._stops = ChatStops(own_stops(call.body))
         self._original = fit.original
-        self._events = MessageEvents(call.model, fit.original)
+        self._ids = UniqueIds(partial(call_ids, call.body))
+        self._events = MessageEvents(call.model, fit.original, self._ids)
 
     def whole(self, data: bytes) -> bytes:
         with reading():
@@ -68,7 +71,7 @@ class ChatAnswer:
             if body.get("error") is not None:
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             choice = self._stops.whole(body["choices"][0])
-            content = list(_content(choice["message"], self._original))
+            content = list(_content(choice["message"], self._original, self._ids))
             has_tool_calls = any(block["type"] == "tool_use" for block in content)
             has_refusal = bool(choice["message"].get("refusal"))
             fields = {"content": content, **_ending(choice, has_tool_calls=has_tool_calls, has_refusal=has_refusal)}
@@ -91,7 +94,7 @@ class ChatAnswer:
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
-            return error(kind_for_status(status), error_message(status, data))
+            return error(kind_for_status(status), _sentence(status, data))
 
 
 @dataclass(slots=True)
@@ -110,9 +113,10 @@ class MessageEvents:
     and name. Others may be interleaved, so they wait for the end.
     """
 
-    def __init__(self, model: str, original: Callable[[str], str] = str) -> None:
+    def __init__(self, model: str, original: Callable[[str], str] = str, ids: UniqueIds | None = None) -> None:
         self._model = model  # used if the backend names none
         self._original = original  # returns the client's name of a tool
+        self._ids = ids or UniqueIds()
         self._started = False
         self.has_ended = False  # by its last event, or an error
         self._index = -1  # index of the last opened block
@@ -127,7 +131,9 @@ class MessageEvents:
     def of(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") is not None:
             self.has_ended = True
-            yield Event(error("api_error", error_message(200, dump_json(chunk))), "error")
+            data = dump_json(chunk)
+            kind = "invalid_request_error" if is_context_overflow(data) else "api_error"
+            yield Event(error(kind, _sentence(200, data)), "error")
             return
         if not self._started and chunk.keys().isdisjoint(("choices", "usage")):
             return  # a sign of life of the server
@@ -188,7 +194,7 @@ class MessageEvents:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _start_tool(self, tool: _Tool) -> Iterator[Event]:
-        tool_id = tool.id or f"toolu_{self._index + 1}"
+        tool_id = self._ids.take(tool.id or f"toolu_{self._index + 1}")
         name = _client_name(tool.name, self._original)
         yield from self._start("tool_use", {"type": "tool_use", "id": tool_id, "name": name, "input": {}})
         yield self._delta({"type": "input_json_delta", "partial_json": "".join(tool.arguments)})
@@ -207,7 +213,13 @@ class MessageEvents:
             yield encode_event({"type": "content_block_stop", "index": self._index})
 
 
-def _content(message: Mapping[str, Any], original: Callable[[str], str]) -> Iterator[dict[str, Any]]:
+def _sentence(status: int, data: bytes) -> str:
+    """Return the message of an error. Claude Code compacts a conversation if it reads Anthropic's words for that."""
+    said = error_message(status, data)
+    return f"prompt is too long: {said}" if is_context_overflow(data) else said
+
+
+def _content(message: Mapping[str, Any], original: Callable[[str], str], ids: UniqueIds) -> Iterator[dict[str, Any]]:
     for kind, text in _texts(message):
         yield {"type": kind, kind: text, **UNSIGNED.get(kind, {})}
     for i, call in enumerate(_calls(message)):
@@ -215,8 +227,8 @@ def _content(message: Mapping[str, Any], original: Callable[[str], str]) -> Iter
         arguments = load_json(arguments_text(function.get("arguments")) or "{}")
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
-        tool = {"id": call.get("id") or f"toolu_{i}", "name": _client_name(function.get("name") or "", original)}
-        yield {"type": "tool_use", **tool, "input": arguments}
+        tool_id, name = ids.take(call.get("id") or f"toolu_{i}"), _client_name(function.get("name") or "", original)
+        yield {"type": "tool_use", "id": tool_id, "name": name, "input": arguments}
 
 
 def _client_name(name: Any, original: Callable[[str], str]) -> Any:

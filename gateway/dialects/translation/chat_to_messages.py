@@ -10,6 +10,7 @@ import orjson
 
 from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
 from gateway.dialects.json_body import limit_of
+from gateway.dialects.translation.call_ids import PairedIds
 from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
 from gateway.errors import BadRequest
@@ -146,11 +147,12 @@ def _turns(messages: list[Any], fit: Fitting) -> list[dict[str, Any]]:
     white space at the end of an answer that it is to go on with.
     """
     turns: list[dict[str, Any]] = []
+    ids = PairedIds()
     for message in messages:
         if message["role"] in SYSTEM:
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
-        blocks = list(_blocks(message, fit))
+        blocks = list(_blocks(message, fit, ids))
         if blocks:
             blocks[-1] |= cache_mark(message)
         if turns and turns[-1]["role"] == role:
@@ -166,14 +168,14 @@ def _turns(messages: list[Any], fit: Fitting) -> list[dict[str, Any]]:
     return turns
 
 
-def _blocks(message: Mapping[str, Any], fit: Fitting) -> Iterator[dict[str, Any]]:
+def _blocks(message: Mapping[str, Any], fit: Fitting, ids: PairedIds) -> Iterator[dict[str, Any]]:
     role = message["role"]
     if role == "tool":
         parts = list(_parts(message.get("content")))
         marks = [part.pop("cache_control") for part in parts if "cache_control" in part]
         yield {
             "type": "tool_result",
-            "tool_use_id": fit.call_id(message.get("tool_call_id")),
+            "tool_use_id": ids.result(fit.call_id(message.get("tool_call_id"))),
             "content": parts,
             **({"cache_control": marks[-1]} if marks else {}),  # Anthropic refuses marks within a result
         }
@@ -181,11 +183,12 @@ def _blocks(message: Mapping[str, Any], fit: Fitting) -> Iterator[dict[str, Any]
         yield from _parts(message.get("content"))
     elif role == "assistant":
         yield from _parts(message.get("content") or message.get("refusal"))
+        ids.begin_message()
         for call in message.get("tool_calls") or ():
             function = call["function"]
             yield {
                 "type": "tool_use",
-                "id": fit.call_id(call["id"]),
+                "id": ids.call(fit.call_id(call["id"])),
                 "name": fit.name(function["name"]),
                 "input": _arguments(function.get("arguments")),
                 **cache_mark(call),

@@ -13,7 +13,7 @@ from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request, own_stops
 from gateway.dialects.translation.limits import ANTHROPIC, fitting
-from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
+from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
 from gateway.dialects.translation.stops import MessageStops
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Call, Event, Outgoing
@@ -200,5 +200,6 @@ def _error(status: int, data: bytes) -> bytes:
         kind = load_json(data)["error"]["type"]
     except (ValueError, TypeError, KeyError):
         kind = "upstream_error"
-    error = {"message": error_message(status, data), "type": str(kind)[:80], "param": None, "code": None}
+    code = "context_length_exceeded" if is_context_overflow(data) else None  # agents look for it, to compact
+    error = {"message": error_message(status, data), "type": str(kind)[:80], "param": None, "code": code}
     return dump_json({"error": error})

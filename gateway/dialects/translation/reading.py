@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -60,16 +61,36 @@ def error_message(status: int, data: bytes) -> str:
     Besides the two shapes of `error`, servers send `message` (vLLM, Bedrock) or `detail` (FastAPI) at the top. Gemini's
     compatible endpoint puts the whole body into a list.
     """
+    body = _error_body(data)
+    error = body.get("error")
+    inner = error.get("message") if isinstance(error, dict) else error
+    for said in (inner, body.get("message"), body.get("detail")):
+        if isinstance(said, str) and said:
+            return said[:300]
+    return f"the backend answered with status {status}"
+
+
+# Words for a conversation that does not fit into the context of its model: of OpenAI, vLLM, SGLang, llama.cpp, xAI,
+# Mistral, TGI, LM Studio and Anthropic.
+_OVERFLOW = re.compile(
+    r"context_length_exceeded|exceed_context_size|prompt is too long|maximum (?:context|prompt|model) length"
+    r"|exceeds? (?:the )?(?:available |model's )?context|longer than the (?:maximum )?model|greater than the context"
+    r"|max_new_tokens` must be",
+    re.IGNORECASE,
+)
+
+
+def is_context_overflow(data: bytes) -> bool:
+    """Return whether an error body says that the conversation does not fit into the context of its model."""
+    error = _error_body(data).get("error")
+    named = [error.get("code"), error.get("type")] if isinstance(error, dict) else []
+    return any(isinstance(said, str) and _OVERFLOW.search(said) for said in (error_message(0, data), *named))
+
+
+def _error_body(data: bytes) -> Mapping[str, Any]:
     try:
         body = load_json(data)
     except orjson.JSONDecodeError:
-        body = None
-    if isinstance(body, list) and body:
-        body = body[0]
-    if isinstance(body, dict):
-        error = body.get("error")
-        inner = error.get("message") if isinstance(error, dict) else error
-        for said in (inner, body.get("message"), body.get("detail")):
-            if isinstance(said, str) and said:
-                return said[:300]
-    return f"the backend answered with status {status}"
+        return {}
+    first = body[0] if isinstance(body, list) and body else body
+    return first if isinstance(first, dict) else {}
