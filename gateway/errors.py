@@ -78,6 +78,18 @@ class PayloadTooLarge(GatewayError):
     kind = "request_too_large"
 
 
+class UnsupportedEncoding(GatewayError):
+    """The body has a content coding that the gateway does not read. The response names those that it does (RFC 9110
+    section 12.5.3)."""
+
+    status = 415
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.headers = (("Accept-Encoding", "gzip, deflate, br, zstd"),)
+
+
 class RequestTimeout(GatewayError):
     """The client did not send its body in time."""
 

@@ -15,7 +15,15 @@ import orjson
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.json_body import ABSENT, check_limit, check_temperature, invalid_field, limit_of, parse_object
+from gateway.dialects.json_body import (
+    ABSENT,
+    check_limit,
+    check_model,
+    check_temperature,
+    invalid_field,
+    limit_of,
+    parse_object,
+)
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
@@ -52,7 +60,7 @@ class Anthropic(Conversational):
             dialect=self,
             operation=answers.MESSAGES,
             body=given,
-            model=given["model"],
+            model=check_model(given),
             stream=given.get("stream") is True,
             decisive_source=partial(_decisive, given, marked=b'"cache_control"' in body),
             prompt_source=_prompt,
@@ -120,8 +128,6 @@ def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
 
 def _check(body: Mapping[str, Any]) -> None:
     """Check the fields that the gateway itself relies on. The backend judges the rest."""
-    if not isinstance(body.get("model"), str) or not body["model"]:
-        raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
         raise invalid_field("stream", "true or false", stream)
     check_limit(body, "max_tokens")

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.json_body import well_formed
+from gateway.dialects.json_body import sent_model, well_formed
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import KEEP_ALIVE, Call, ClientForm, Event, Outgoing
@@ -36,6 +36,8 @@ class Conversational(ABC):
     keep_alive: Event = KEEP_ALIVE
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        if model is None and not call.model and call.body.get("prompt") is None:  # a stored prompt may name the model
+            sent_model(model, call.body)
         body = call.body if model is None else {**call.body, "model": model}
         return Outgoing(path, orjson.dumps(body))
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.config.schema import MAX_BODY_KEYS
-from gateway.errors import BadRequest, PayloadTooLarge
+from gateway.errors import BadRequest, PayloadTooLarge, UnsupportedByBackend
 
 
 def check_keys(body: bytes, limit: int = MAX_BODY_KEYS) -> None:
@@ -37,8 +37,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return read_object(body)[0]
 
 
+BOM = b"\xef\xbb\xbf"  # a byte order mark: clients on .NET write one, and a reader may ignore it (RFC 8259 section 8.1)
+
+
 def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any], bytes]:
     """Parse as `parse_object` does; return (object, its bytes as orjson writes them). `canonical`: sorted keys."""
+    body = body.removeprefix(BOM)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -67,7 +71,7 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
         if b"NaN" not in body and b"Infinity" not in body:
             raise
         try:
-            value = json.loads(body.decode(), object_pairs_hook=_pairs)
+            value = json.loads(body.removeprefix(BOM).decode(), object_pairs_hook=_pairs)
             # json reads values that cannot be written: lone surrogates, long integers, any depth
             orjson.dumps([[value]])
         except (ValueError, RecursionError, TypeError):  # the strict parser reports other errors
@@ -135,6 +139,30 @@ def invalid_field(field: str, expected: str, found: object) -> BadRequest:
     """
     said = "missing" if found is ABSENT else _describe_value(found)
     return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
+
+
+def check_model(body: Mapping[str, Any]) -> str:
+    """Return the model that a body names; empty if it names none, as it may where the backend sets one.
+
+    Raise `BadRequest` if it is not a string, or empty.
+    """
+    model = body.get("model")
+    if model is None:
+        return ""
+    if not isinstance(model, str) or not model:
+        raise invalid_field("model", "a non-empty string", model)
+    return model
+
+
+def sent_model(backend_model: str | None, body: Mapping[str, Any]) -> str:
+    """Return the model for the backend: its own, or the one that the body names.
+
+    Raise `UnsupportedByBackend` if there is neither, since another backend may set one.
+    """
+    if backend_model is None and not body.get("model"):
+        missing = invalid_field("model", "a non-empty string", body.get("model", ABSENT))
+        raise UnsupportedByBackend(missing.message, param="model")
+    return backend_model or str(body["model"])
 
 
 def check_count(body: Mapping[str, Any], field: str) -> None:

@@ -19,12 +19,14 @@ from gateway.dialects.json_body import (
     ABSENT,
     check_count,
     check_limit,
+    check_model,
     check_temperature,
     invalid_field,
     json_writer,
     limit_of,
     load_json,
     read_object,
+    sent_model,
 )
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.vector_format import with_vector_format
@@ -123,6 +125,8 @@ class OpenAI(Conversational):
         return _call(EMBEDDINGS if operation == "embeddings" else self, operation, value, written)
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        if model is None and not call.model:
+            sent_model(model, call.body)
         completed = call.stream and kept and call.operation != "embeddings"
         if model is None and not completed and call.body_bytes is not None:
             return Outgoing(path, call.body_bytes)
@@ -225,7 +229,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         dialect=dialect,
         operation=operation,
         body=body,
-        model=body["model"],
+        model=check_model(body),
         stream=body.get("stream") is True,
         decisive_source=partial(_decisive, operation, body, stored=stored),
         prompt_source=PROMPTS[operation],
@@ -264,8 +268,6 @@ def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive
 
 def _check(body: Mapping[str, Any], operation: str) -> None:
     """Check the fields that the gateway itself relies on. The backend judges the rest."""
-    if not isinstance(body.get("model"), str) or not body["model"]:
-        raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     if not OPTIONAL_FIELDS.isdisjoint(body):
         for field, types, expected in OPTIONAL:
             if (value := body.get(field)) is not None and not isinstance(value, types):

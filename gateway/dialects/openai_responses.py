@@ -15,7 +15,15 @@ import orjson
 
 from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.json_body import ABSENT, check_limit, check_temperature, invalid_field, limit_of, parse_object
+from gateway.dialects.json_body import (
+    ABSENT,
+    check_limit,
+    check_model,
+    check_temperature,
+    invalid_field,
+    limit_of,
+    parse_object,
+)
 from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.dialects.sse import with_event_name, with_names
@@ -58,7 +66,7 @@ class OpenAIResponses(Conversational):
             dialect=self,
             operation=OPERATION,
             body=given,
-            model=given.get("model") or "",
+            model=check_model(given),
             stream=given.get("stream") is True,
             decisive_source=partial(_decisive, given, bypass),
             prompt_source=_prompt,
@@ -182,13 +190,11 @@ def _without_names(item: dict[str, Any]) -> dict[str, Any]:
 def _check(body: Mapping[str, Any]) -> None:
     """Check the fields that the gateway itself relies on. The backend judges the rest.
 
-    With a `prompt` that is stored there, a request is complete even without a model or an input.
+    With a `prompt` that is stored there, a request is complete even without an input.
     """
     for field, types, expected in FIELDS:
         if (value := body.get(field)) is not None and not isinstance(value, types):
             raise invalid_field(field, expected, value)
-    if not body.get("model") and (body.get("prompt") is None or body.get("model") is not None):
-        raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     check_limit(body, "max_output_tokens")
     check_temperature(body)
     given = body.get("input")

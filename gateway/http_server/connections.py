@@ -58,6 +58,9 @@ def refused_version(version: HttpVersion) -> tuple[int, str] | None:
     return None
 
 
+HTTP_2 = 505, "HTTP/2.0 is not supported here: expected HTTP/1.1"
+
+
 def refused_line(data: bytes) -> tuple[int, str] | None:
     """Return status and message if `data` begins with an `ODD_LINE`; None: it does not."""
     line = ODD_LINE.match(data)
@@ -135,9 +138,30 @@ class ServerConnection(RequestHandler):
         LOG.info("malformed request", extra={"fields": {"status": status, "error": type(exc).__name__}})
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun, so the connection is aborted")
+        if "PRI/Upgrade" in (message or ""):  # the parser's word for the preface of HTTP/2
+            return closing_response(*HTTP_2)
         # The parser's messages name the fault first; after a colon they quote the request.
         reason = (message or "").partition("\n")[0].partition(":")[0]
         return closing_response(status, f"malformed request: {reason}" if reason else "the request cannot be handled")
+
+
+LINGER_S = 1.0  # how long a client may take to read the last answer on its connection
+
+
+class LingeringClose(asyncio.Protocol):
+    """Closes a connection after its last answer, and drops what the client still sends.
+
+    A client of HTTP/2 sends frames before it reads anything. A socket that closes with unread data resets the
+    connection, and the client may lose the answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(LINGER_S, transport.abort)
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._timer.cancel()
 
 
 def closing_response(status: int, message: str) -> web.Response:
@@ -192,7 +216,7 @@ class ServerConnections(web.Server):
         if refusal is not None:
             status, headers, body = closing_answer(*refusal)
             transport.write(encode_response("", status, headers, body, keep_alive=False))
-            transport.close()
+            transport.set_protocol(LingeringClose(transport, self._loop))
             return
         handler = self._aiohttp_connection()
         transport.set_protocol(handler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,10 +11,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.config.schema import ServerConfig
 from gateway.errors import BadRequest, PayloadTooLarge, RequestTimeout
+from gateway.http_server.content_encoding import content_codings, decode_content
 from gateway.streams import once
 
-# `Content-Encoding` -> window bits for zlib.
-ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 # Bytes that are read of a body that passes through, before its request takes a permit of the backend. Until then a slow
 # client holds nothing that others wait for.
 BUFFER_BYTES = 256 * 1024
@@ -151,24 +149,8 @@ class HttpBody:
             writer.output_size = 0
 
     def _decoded(self, body: bytes) -> bytes:
-        encoding = self._http.headers.get("content-encoding", "identity").lower()
-        if encoding in ("", "identity"):
-            return body
-        bits = ENCODINGS.get(encoding)
-        if bits is None:
-            raise BadRequest(f"Content-Encoding {encoding[:40]!r} is not supported: expected gzip, deflate or identity")
-        try:
-            decoder = zlib.decompressobj(bits)
-            decoded = decoder.decompress(body, self._config.max_body)
-            if decoder.unconsumed_tail:
-                raise self._too_large()
-            if not decoder.eof:
-                raise BadRequest(f"the {encoding} body is cut short")
-            if decoder.unused_data:  # readers disagree on such data, and would see different bodies
-                raise BadRequest(f"there is data after the {encoding} body")
-        except zlib.error:
-            raise BadRequest(f"the body is not valid {encoding}") from None
-        return decoded
+        lines = self._http.headers.getall("content-encoding", ())
+        return decode_content(body, content_codings(lines), self._config.max_body) if lines else body
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is larger than {self._config.max_body} bytes (server.max_body)")

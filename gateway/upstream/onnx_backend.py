@@ -121,7 +121,8 @@ class OnnxBackend(LimitedBackend):
             raise UnsupportedByBackend(f"backend '{self.name}' has no embedding model")
         question, created = parse_classifier_input(call, self.name), int(self._clock.wall())
         try:
-            answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=call.model)
+            shown = call.model or self._model_name
+            answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=shown)
         except BadRequest as refused:  # a dialect can express requests that text cannot
             raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return partial(self._classify, request, call, self._model, question, answer)
@@ -133,7 +134,8 @@ class OnnxBackend(LimitedBackend):
         async with self._timeout(min(self._timeouts.total, request.upstream_left_s)):
             result = [await self._run(partial(model.embed, text)) for text in call.questions]
         permit.on_response(request, 200)
-        body = call.dialect.embedding_answer(call, [vector.tolist() for vector in result], model=call.model)
+        shown = call.model or self._model_name
+        body = call.dialect.embedding_answer(call, [vector.tolist() for vector in result], model=shown)
         return Response(200, JSON, FullBody(body))
 
     async def _infer(

@@ -123,7 +123,8 @@ class TritonBackend(LimitedBackend):
         name = self._model_of(call)
         model = await self.hosted.describe(name)
         inputs = self.hosted.inputs(model, call.prompt, call.max_tokens)
-        answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
+        shown, created = call.model or name, int(self._clock.wall())
+        answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=shown)
         pieces = self._pieces(name, model, inputs, request)
         first = await anext(pieces, None)
         permit.on_response(request, 200)
@@ -228,7 +229,8 @@ class TritonBackend(LimitedBackend):
         vectors = result.as_numpy(self._tensors.embedding)
         if vectors is None:
             raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")
-        body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=call.model)
+        shown = call.model or self._model_of(call)
+        body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=shown)
         return Response(200, JSON, FullBody(body))
 
     def _model_of(self, call: Call) -> str:

@@ -434,7 +434,6 @@ def test_a_transcript_is_judged_and_sent_to_backends_of_text() -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"input": "hi"}, "model"),
         ({"model": "", "input": "hi"}, "model"),
         ({"model": 1, "input": "hi"}, "model"),
         ({"model": "m", "input": 1}, "input"),

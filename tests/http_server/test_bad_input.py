@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import brotli
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +19,11 @@ from hypothesis import strategies as st
 from tests.fixtures.gateways import Answer, Served
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import Message, Wire
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 SAY = [{"role": "user", "content": "hi"}]
@@ -40,7 +49,7 @@ MALFORMED = {
     "invalid UTF-8": chat(model="X").replace(b"X", b"\xff\xfe"),
     "overlong UTF-8": chat(model="X").replace(b"X", b"\xc0\xaf"),
     "UTF-16": json.dumps(GOOD).encode("utf-16"),
-    "a byte order mark": b"\xef\xbb\xbf" + chat(),
+    "two byte order marks": b"\xef\xbb\xbf" * 2 + chat(),
     "a lone surrogate": chat(model="X").replace(b"X", rb"\ud800"),
     "NaN": chat(temperature=float("nan")),
     "Infinity": chat(top_p=float("inf")),
@@ -148,21 +157,83 @@ async def test_a_budget_that_is_no_duration_is_a_bad_request(served: Served, ups
     await nothing_happened(served, upstream)
 
 
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress,
+    "zstd": zstd.compress, "identity": bytes, "": bytes,
+}  # fmt: skip
+
+
 def packed(body: bytes, encoding: str) -> bytes:
-    return zlib.compress(body) if encoding == "deflate" else gzip.compress(body)
+    for coding in encoding.lower().split(","):
+        body = PACK[coding.strip()](body)
+    return body
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate", "GZIP", "identity"])
+CODINGS = ["gzip", "x-gzip", "deflate", "GZIP", "identity", "br", "zstd", "Zstd"]
+CHAINS = ["gzip, zstd", "identity,br", "br,,deflate", "gzip,gzip,gzip"]
+
+
+@pytest.mark.parametrize("encoding", [*CODINGS, *CHAINS])
 async def test_a_compressed_body_is_read(served: Served, upstream: Upstream, encoding: str) -> None:
-    body = chat() if encoding == "identity" else packed(chat(), encoding)
-    assert (await served.post(CHAT, body, {"Content-Encoding": encoding})).text == "upstream answers: hi"
+    body = packed(chat(), encoding)
+    for verdict in ("fwd=miss", "hit; detail=exact"):
+        answer = await served.post(CHAT, body, {"Content-Encoding": encoding})
+        assert answer.text == "upstream answers: hi"
+        assert verdict in answer.cache_status
     assert "Content-Encoding" not in upstream.calls[0].headers  # it was decoded, and goes on decoded
     assert upstream.calls[0].json["messages"] == SAY
 
 
+async def test_codings_on_several_lines_are_one_list(wire: Wire, upstream: Upstream) -> None:
+    body = zstd.compress(gzip.compress(chat()))
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: g\r\nContent-Encoding: gzip\r\nContent-Encoding: zstd\r\n"
+    await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert (await wire.message()).status == 200
+    assert upstream.calls[0].json["messages"] == SAY
+
+
+async def test_deflate_without_the_header_of_zlib_is_read(served: Served) -> None:
+    packer = zlib.compressobj(wbits=-15)
+    body = packer.compress(chat()) + packer.flush()
+    assert (await served.post(CHAT, body, {"Content-Encoding": "deflate"})).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["compress", "aes128gcm", "gzip, compress", "br;q=1", "zstd,zstd,zstd,zstd"])
+async def test_a_coding_that_is_not_read_is_refused_with_those_that_are(
+    served: Served, upstream: Upstream, encoding: str
+) -> None:
+    answer = await served.post(CHAT, chat(), {"Content-Encoding": encoding})
+    refused(answer, status=415)
+    assert answer.headers["Accept-Encoding"] == "gzip, deflate, br, zstd"
+    anthropic = await served.post("/v1/messages", chat(), {"Content-Encoding": encoding, "anthropic-version": "1"})
+    assert (anthropic.status, anthropic.json["type"]) == (415, "error")
+    await nothing_happened(served, upstream)
+
+
+def wide_frame() -> bytes:
+    """A zstd frame of a few bytes whose window needs 128 MiB."""
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    return packer.compress(chat()) + packer.flush()
+
+
+BOMB = b" " * (100 * 2**20)
 WRONG_ENCODINGS: dict[str, tuple[str, bytes, int]] = {
-    "not supported": ("br", b"\x1b\x00", 400),
-    "twice": ("gzip, gzip", gzip.compress(gzip.compress(chat())), 400),
+    "not brotli": ("br", b"\x1b\x00", 400),
+    "not zstd": ("zstd", chat(), 400),
+    "brotli cut short": ("br", brotli.compress(chat())[:-1], 400),
+    "zstd cut short": ("zstd", zstd.compress(chat())[:-1], 400),
+    "no brotli": ("br", b"", 400),
+    "no zstd": ("zstd", b"", 400),
+    "two frames": ("zstd", zstd.compress(chat()) + zstd.compress(b" "), 400),
+    "garbage behind brotli": ("br", brotli.compress(chat()) + b"garbage", 400),
+    "a wide window": ("zstd", wide_frame(), 400),
+    "once": ("gzip, gzip", gzip.compress(chat()), 400),
+    "a bomb of brotli": ("br", brotli.compress(BOMB, quality=1), 413),
+    "a bomb of zstd": ("zstd", zstd.compress(BOMB, 1), 413),
+    "a bomb of deflate": ("deflate", zlib.compress(BOMB, 1), 413),
+    "a bomb in a bomb": ("gzip, br", brotli.compress(gzip.compress(BOMB, 1)), 413),
+    "one byte too much of brotli": ("br", brotli.compress(b" " * (MAX_BODY + 1), quality=1), 413),
+    "one byte too much of zstd": ("zstd", zstd.compress(b" " * (MAX_BODY + 1), 1), 413),
     "not gzip": ("gzip", chat(), 400),
     "not deflate": ("deflate", gzip.compress(chat()), 400),
     "nothing": ("gzip", b"", 400),
@@ -196,7 +267,9 @@ async def test_a_body_of_exactly_the_limit_is_read(served: Served, wire: Wire) -
     for chunked in (False, True):
         await wire.send(over_the_wire(padded, chunked=chunked))
         assert (await wire.message()).status == 200
-    assert (await served.post(CHAT, gzip.compress(padded), {"Content-Encoding": "gzip"})).status == 200
+    for coding in ("gzip", "zstd", "br"):
+        pack = partial(brotli.compress, quality=1) if coding == "br" else PACK[coding]
+        assert (await served.post(CHAT, pack(padded), {"Content-Encoding": coding})).status == 200
 
 
 @pytest.mark.usefixtures("lingering")

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from gateway.observability.json_logging import JsonLines
+from tests.fixtures import http2
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, connected
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n"
@@ -88,6 +90,29 @@ async def is_refused(wire: Wire, line: bytes, status: int) -> None:
 async def test_other_versions_are_refused(wire: Wire, upstream: Upstream, line: bytes, status: int) -> None:
     await is_refused(wire, line, status)
     assert upstream.calls == []
+
+
+async def test_a_client_of_http_2_reads_the_refusal_although_it_sends_on(wire: Wire, upstream: Upstream) -> None:
+    """Prior knowledge: its settings and its request come with the preface, and after it."""
+    settings = http2.frame(4)
+    await wire.send(http2.PREFACE + settings)
+    head = await wire.head()
+    for _ in range(20):
+        await wire.send(settings + http2.headers(b"/v1/chat/completions"))
+    assert head.status == 505
+    assert b"expected HTTP/1.1" in await wire.rest()
+    assert upstream.calls == []
+
+
+@pytest.mark.parametrize("first", [1, 5, 15])
+async def test_a_preface_of_http_2_in_pieces_is_refused_too(served: Served, wire: Wire, first: int) -> None:
+    """aiohttp reads on if the rest takes its time."""
+    connections = served.gateway.data_port._connections
+    assert connections is not None
+    await wire.send(http2.PREFACE[:first])
+    await until(lambda: connections.connections)
+    await wire.send(http2.PREFACE[first:])
+    assert (await wire.message()).status == 505
 
 
 @pytest.mark.parametrize(("line", "status"), OTHER_VERSIONS)

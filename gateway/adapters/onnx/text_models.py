@@ -156,7 +156,7 @@ def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
     translation = TRANSLATIONS.get((call.dialect.name, "openai"))
     if translation is not None:
         try:
-            body: dict[str, Any] = orjson.loads(translation(call, model=None, created=0).outgoing.body)
+            body: dict[str, Any] = orjson.loads(translation(call, model=call.model or backend, created=0).outgoing.body)
         except BadRequest as refused:
             raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return body

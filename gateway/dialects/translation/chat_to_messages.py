@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
-from gateway.dialects.json_body import limit_of
+from gateway.dialects.json_body import limit_of, sent_model
 from gateway.dialects.translation.call_ids import PairedIds
 from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
@@ -32,7 +32,7 @@ def messages_request(body: Mapping[str, Any], model: str | None, *, fit: Fitting
     _check(body)
     fit = fit or fitting(ANTHROPIC)
     request: dict[str, Any] = {
-        "model": model or body["model"],
+        "model": sent_model(model, body),
         "max_tokens": limit_of(body.get("max_completion_tokens"), body.get("max_tokens")) or DEFAULT_MAX_TOKENS,
         "messages": _turns(body["messages"], fit),
     }

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic import without_cache_marks
-from gateway.dialects.json_body import limit_of
+from gateway.dialects.json_body import limit_of, sent_model
 from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, data_url, messages_last
 from gateway.dialects.translation.stops import MAX_OPENAI
@@ -46,7 +46,7 @@ def chat_request(
         body = {key: value for key, value in without_cache_marks(body).items() if key != "cache_control"}
     dropped = ENCRYPTED_BLOCKS if reasoning_content else DROPPED_BLOCKS
     messages = _messages(body, fit, dropped)
-    request: dict[str, Any] = {"model": model or body["model"], "messages": messages, **cache_mark(body)}
+    request: dict[str, Any] = {"model": sent_model(model, body), "messages": messages, **cache_mark(body)}
     if limit := limit_of(body.get("max_tokens")):
         request["max_completion_tokens"] = limit
     for key in ("temperature", "top_p", "prompt_cache_retention"):
