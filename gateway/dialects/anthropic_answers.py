@@ -25,13 +25,15 @@ FINAL_FIELDS = ("stop_reason", "stop_sequence", "stop_details", "container")
 
 FINAL_EVENT_FIELDS = ("context_management",)
 
+# Fields of the usage at the end of a stream. Those of `LATE_USAGE` are known only there.
+LATE_USAGE = ("server_tool_use", "output_tokens_details", "iterations")
+FINAL_USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens", *LATE_USAGE)
+
 
 def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events. The `type` of each is also its name. Malformed messages raise `KeyError` and the like."""
     late = {key: None for key in FINAL_FIELDS + FINAL_EVENT_FIELDS if key in message}
-    usage = message.get("usage")
-    encode_event = usage.get("output_tokens") if isinstance(usage, dict) else 0  # clients rely on a count at the end
-    begun = {"usage": {**usage, "output_tokens": 0}} if isinstance(usage, dict) and type(encode_event) is int else {}
+    begun, final = _split_usage(message.get("usage"))
     yield {"type": "message_start", "message": {**message, **late, **begun, "content": []}}
     for index, block in enumerate(message["content"]):
         start, deltas = _parts(block)
@@ -44,9 +46,18 @@ def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "delta": {key: message[key] for key in FINAL_FIELDS if key in message},
     }
     end |= {key: message[key] for key in FINAL_EVENT_FIELDS if key in message}
-    end["usage"] = {"output_tokens": encode_event} if type(encode_event) is int else {}
+    end["usage"] = final
     yield end
     yield {"type": "message_stop"}
+
+
+def _split_usage(usage: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (the field `usage` at the start, the usage at the end). The counts at the end are totals: LangChain reads
+    only these."""
+    if not isinstance(usage, dict) or type(usage.get("output_tokens")) is not int:
+        return {}, {}
+    begun = {key: value for key, value in usage.items() if key not in LATE_USAGE}
+    return {"usage": {**begun, "output_tokens": 0}}, {key: usage[key] for key in FINAL_USAGE if key in usage}
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -66,8 +77,8 @@ def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
     elif isinstance(kind, str) and kind.endswith("tool_use") and isinstance(block.get("input"), dict):
         start["input"] = {}
-        pieces = split_pieces(dump_json(block["input"]).decode()) if block["input"] else [""]
-        deltas += [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+        pieces = split_pieces(dump_json(block["input"]).decode()) if block["input"] else []
+        deltas += [{"type": "input_json_delta", "partial_json": piece} for piece in ("", *pieces)]
     return start, deltas
 
 
