@@ -79,6 +79,7 @@ def root_of(
         "http.request.method": request.method,
         "http.response.status_code": status,
         "nearhit.request_id": request.id,
+        "nearhit.upstream_request_id": request.upstream_request_id,
         "nearhit.route": request.route,
         "nearhit.tenant": request.tenant[:12],
         "nearhit.complexity": request.complexity,

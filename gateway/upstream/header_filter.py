@@ -55,22 +55,34 @@ PROVIDER_IDS = (
     "nvcf-reqid",
     "mistral-correlation-id",
 )
+RANKS = {name: rank for rank, name in enumerate(PROVIDER_IDS, 1)}
 UPSTREAM_REQUEST_ID = GATEWAY_PREFIX + "upstream-request-id"  # carries that id to the log and to the client
 # It is foreign text in a log and a header: letters, digits and the marks of UUIDs, ARNs and base64.
 SAFE_PROVIDER_ID = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}")
 
 
-def provider_id(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the header with the provider's id of a request; none if its answer has no usable one."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        low = name.lower()
-        if low in PROVIDER_IDS and low not in found and SAFE_PROVIDER_ID.fullmatch(value):
-            found[low] = value
-    return next((((UPSTREAM_REQUEST_ID, found[name]),) for name in PROVIDER_IDS if name in found), ())
-
-
 MAX_NAMES = 1024  # remembered names; beyond this number they are forgotten
+
+
+class ProviderIds(dict[str, int]):
+    """`ProviderIds` finds a provider's id of a request in the headers of its answer.
+
+    It remembers the rank of each name as written, as `HeaderFilter` does; 0: the name is none of `PROVIDER_IDS`.
+    """
+
+    def __missing__(self, name: str) -> int:
+        if len(self) >= MAX_NAMES:
+            self.clear()
+        self[name] = rank = RANKS.get(name.lower(), 0)
+        return rank
+
+    def header(self, headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        """Return the header with the id; none if the answer has no usable one."""
+        named = [header for header in headers if self[header[0]]]
+        if not named:
+            return ()
+        usable = [(self[name], value) for name, value in named if SAFE_PROVIDER_ID.fullmatch(value)]
+        return ((UPSTREAM_REQUEST_ID, min(usable)[1]),) if usable else ()
 
 
 class HeaderFilter(dict[str, bool]):

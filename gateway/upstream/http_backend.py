@@ -48,9 +48,9 @@ from gateway.upstream.header_filter import (
     REQUEST_EXCLUDED,
     RESPONSE_EXCLUDED,
     HeaderFilter,
+    ProviderIds,
     connection_header,
     own_headers,
-    provider_id,
     translated_headers,
     without_admitted_origin,
 )
@@ -171,6 +171,7 @@ class HttpBackend(LimitedBackend):
         excluded = REQUEST_EXCLUDED | (frozenset() if forward_credentials and api_key is None else SECRET)
         self._request_filter = HeaderFilter(excluded)
         self._parsed_request_filter = HeaderFilter(excluded | ENCODINGS)
+        self._provider_ids = ProviderIds()
         self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
         self._timeouts = timeouts
         self._clock = clock
@@ -223,7 +224,7 @@ class HttpBackend(LimitedBackend):
                 return await translate_response(self.name, response, translated)
             return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
         except BackendError as error:  # the provider may have made an answer, and billed it
-            error.headers += provider_id(answer.headers)
+            error.headers += self._provider_ids.header(answer.headers)
             raise
 
     async def _on_refusal(self, request: RequestContext, sent: UpstreamRequest, refusal: Response) -> Response | None:
@@ -305,7 +306,7 @@ class HttpBackend(LimitedBackend):
         In a response to HEAD, the length is the only information about the body.
         """
         passed = self._response_filter.apply(answer.headers, answer.header_map.get("connection"))
-        headers = (*passed, *provider_id(answer.headers))
+        headers = (*passed, *self._provider_ids.header(answer.headers))
         if 300 <= answer.status < 400:
             headers = tuple(
                 (name, self._base.location(value) if name.lower() == "location" else value) for name, value in headers
@@ -369,12 +370,12 @@ class HttpBackend(LimitedBackend):
             raise
         finally:
             CURRENT_HANDSHAKE.set(None)
-        return Response(101, provider_id(refusal.headers), Tunnel(HttpWebSocket(socket, permit)))
+        return Response(101, self._provider_ids.header(refusal.headers), Tunnel(HttpWebSocket(socket, permit)))
 
     def _refused(self, refusal: HandshakeRefusal) -> Response:
         connection = ",".join(value for name, value in refusal.headers if name.lower() == "connection")
         headers = self._response_filter.apply(refusal.headers, connection or None)
-        return Response(refusal.status, (*headers, *provider_id(refusal.headers)), FullBody(refusal.body))
+        return Response(refusal.status, (*headers, *self._provider_ids.header(refusal.headers)), FullBody(refusal.body))
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         permit = await self._limiter.acquire(request)
