@@ -61,8 +61,11 @@ class Recovery:
         self.complete = asyncio.Event()  # set with `ready`, to wait for
 
     async def run(self) -> None:
-        """Read everything; retry until the store has answered to the end."""
-        pause = FIRST_RETRY_S
+        """Read everything; retry until the store has answered to the end.
+
+        Log one warning if semantic hits were missed meanwhile: there was something to read, or it takes long.
+        """
+        pause, failure, is_logged = FIRST_RETRY_S, None, False
         while not self.ready:
             try:
                 if self._removal is not None:  # before the bans are known, nothing from the store is served
@@ -79,12 +82,15 @@ class Recovery:
                 self.complete.set()
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
+                if failure is not None and not is_logged and await self._index.fingerprints():
+                    _warn("the index could not be read from the store at once", failure)
             except StoreUnavailable as error:
-                if pause == FIRST_RETRY_S:  # log once, as the store is tried until it answers
-                    LOG.warning(
-                        "the index could not be read from the store yet", extra={"fields": {"error": str(error)}}
-                    )
-                await asyncio.sleep(pause)
+                failure = error
+                if pause >= RETRY_S and not is_logged:
+                    _warn("the index could not be read from the store yet", error)
+                    is_logged = True
+                if not self.ready:
+                    await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_S)
 
     async def _fill(self) -> None:
@@ -100,6 +106,10 @@ class Recovery:
     async def reconcile(self) -> None:
         """Compare the index with the store. Raise `StoreUnavailable`."""
         await reconcile(self._store, self._index, self._clock)
+
+
+def _warn(text: str, failure: StoreUnavailable) -> None:
+    LOG.warning(text, extra={"fields": {"error": str(failure)}})
 
 
 @dataclass(frozen=True, slots=True)

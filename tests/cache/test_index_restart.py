@@ -279,24 +279,53 @@ async def test_what_is_stored_anew_during_the_comparison_stays(clock: FakeClock)
     assert list(await index.fingerprints()) == [hexed("anew")]
 
 
+class LateStore(MemoryStore):
+    """Does not answer the first listings."""
+
+    def __init__(self, clock: FakeClock, failures: int) -> None:
+        super().__init__(clock)
+        self.left = failures
+
+    async def fingerprints(self) -> Any:
+        if self.left:
+            self.left -= 1
+            raise StoreUnavailable("no answer in time")
+        async for pair in super().fingerprints():
+            yield pair
+
+
 async def test_a_store_that_is_late_once_is_asked_again_at_once(
     clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "RETRY_S", 3600.0)
 
-    class Late(MemoryStore):
-        left = 2
-
-        async def fingerprints(self) -> Any:
-            if self.left:
-                self.left -= 1
-                raise StoreUnavailable("no answer in time")
-            async for pair in super().fingerprints():
-                yield pair
-
-    store, index = Late(clock), ExactIndex(DIMENSION, max_entries=100)
+    store, index = LateStore(clock, 2), ExactIndex(DIMENSION, max_entries=100)
     await store.put(entry_of("kept"), vector_of(1))
     async with asyncio.timeout(120):
         await recovery_of(store, index, clock).run()
     assert await index.fingerprints() == [hexed("kept")]
+    assert caplog.messages == ["the index could not be read from the store at once"]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_store_with_nothing_to_read_may_be_late_without_a_warning(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """A new store on a busy machine."""
+    monkeypatch.setattr(recovery, "RETRY_S", 3600.0)
+    store, index = LateStore(clock, failures), ExactIndex(DIMENSION, max_entries=100)
+    reading = recovery_of(store, index, clock)
+    async with asyncio.timeout(120):
+        await reading.run()
+    assert (reading.ready, caplog.messages) == (True, [])
+
+
+async def test_a_store_that_stays_away_is_named_once(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it has anything to read is not known."""
+    monkeypatch.setattr(recovery, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(recovery, "RETRY_S", 0.004)
+    async with asyncio.timeout(120):
+        await recovery_of(LateStore(clock, 6), ExactIndex(DIMENSION, max_entries=100), clock).run()
     assert caplog.messages == ["the index could not be read from the store yet"]
