@@ -163,9 +163,9 @@ def _apply_message_event(message: dict[str, Any], event: Mapping[str, Any]) -> N
     """Apply the fields of an event. Token counts are totals, and a null removes nothing."""
     for key, value in event.items():
         if key == "delta":
-            _replace(message, value)
+            _replace(message, value or {})
         elif key == "usage" and isinstance(message.get("usage"), dict):
-            _replace(message["usage"], value)
+            _replace(message["usage"], value or {})
         else:
             _replace(message, {key: value})
 

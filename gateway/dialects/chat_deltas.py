@@ -15,11 +15,35 @@ from gateway.dialects.tool_call_deltas import ToolCallDeltas
 REPLACED_FIELDS = frozenset({"role", "id", "type", "format", "name"})
 
 
+TEXTS = ("content", "reasoning_content", "reasoning")
+FEWEST_GROWING = 3  # deltas that each begin with the one before; fewer may be chance
+
+
+class _GrowingText:
+    """Tells whether the deltas of a text are its pieces, or each the whole text so far, as DashScope's coding models
+    send them. Then the last one is the text."""
+
+    def __init__(self) -> None:
+        self._count, self._is_growing = 0, True
+        self.last = ""
+
+    def add(self, delta: str) -> None:
+        if self.is_whole and delta == self.last:
+            return  # the last delta may come twice, the second time with the finish
+        self._is_growing = self._is_growing and len(delta) > len(self.last) and delta.startswith(self.last)
+        self._count, self.last = self._count + 1, delta
+
+    @property
+    def is_whole(self) -> bool:
+        return self._is_growing and self._count >= FEWEST_GROWING
+
+
 class ChatMessage:
     """A message under construction."""
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
+        self._growing: dict[str, _GrowingText] = {}
         self._calls: list[dict[str, Any]] = []
         self._deltas = ToolCallDeltas()
 
@@ -32,6 +56,9 @@ class ChatMessage:
             del rest["tool_calls"]
             for call in calls:
                 self._add_call(call)
+        for key in TEXTS:
+            if isinstance(text := rest.get(key), str) and text:
+                self._growing.setdefault(key, _GrowingText()).add(text)
         if rest.get("content") is not None:
             rest["content"] = _join_content(self._fields.pop("content", None), rest["content"])
         merge_delta(self._fields, rest)
@@ -51,6 +78,9 @@ class ChatMessage:
         self._deltas.check()
         for call in self._calls:
             call.pop("index", None)  # the position in the list replaces it
+        for key, text in self._growing.items():
+            if text.is_whole and isinstance(self._fields.get(key), str):
+                self._fields[key] = text.last
         return self._fields
 
 

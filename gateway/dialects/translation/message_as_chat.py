@@ -108,7 +108,7 @@ class ChatChunks:
                 yield self._arguments(index, arguments)
             self._start_arguments = {}
             self._usage |= {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
-            if (reason := event["delta"].get("stop_reason")) is not None:
+            if (reason := (event.get("delta") or {}).get("stop_reason")) is not None:
                 yield self._chunk({}, _finish(reason))
         elif kind == "message_stop":
             self.has_ended = True
