@@ -74,6 +74,7 @@ class Form:
     name: str
     dialect: str
     request: Mapping[str, Any]
+    asked: Mapping[str, Any]  # the body of the request as JSON, or the fields that are added to the default one
     reply: Reply | None  # None: the form is a client's, and the server gives a plain answer
     streamed: bool
     expected: Expectation
@@ -106,7 +107,7 @@ def load(file: Path) -> Form:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
         return _form(file.stem, given)
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise FormError(f"{file.name}: {error!r}") from error
+        raise FormError(f"{file.name}: {error}") from error
 
 
 def _form(stem: str, given: Mapping[str, Any]) -> Form:
@@ -121,17 +122,19 @@ def _form(stem: str, given: Mapping[str, Any]) -> Form:
     _check(right, RIGHT_KEYS, "right")
     _check(given.get("sent", {}), SENT_KEYS, "sent")
     reply = None if response is None else _reply(dialect, response)
-    streamed = bool(_asked(request).get("stream")) if reply is None else request.get("stream", reply.streamed)
+    body = request.get("body", request.get("fields", {}))
+    asked = json.loads(body.removeprefix("\ufeff")) if isinstance(body, str) else body
+    streamed = bool(asked.get("stream")) if reply is None else request.get("stream", reply.streamed)
     if reply is None and not right:
         right = PLAIN_VECTORS if dialect == "embeddings" else PLAIN
     expected = Expectation(right, bool(given["stored"]), given.get("sent", {}), "")
     exceptions = tuple(_exception(words, change) for words, change in given.get("except", {}).items())
-    return Form(stem, given["name"], dialect, request, reply, streamed, expected, exceptions)
+    return Form(stem, given["name"], dialect, request, asked, reply, streamed, expected, exceptions)
 
 
 # The plain answer of the server to a client's form.
 PLAIN = {"text": "Fine, thanks.", "finish": "stop", "usage": {"input": 7, "output": 5}}
-PLAIN_VECTORS = {"vectors": [[0.5, -0.25]], "usage": {"input": 7, "output": 0}}
+PLAIN_VECTORS = {"vectors": [[0.5, -0.25]], "usage": {"input": 7}}
 
 
 def _exception(words: str, change: Mapping[str, Any]) -> tuple[frozenset[str], Mapping[str, Any]]:
@@ -140,11 +143,6 @@ def _exception(words: str, change: Mapping[str, Any]) -> tuple[frozenset[str], M
         raise FormError(f"except.{words}: expected a 'why'")
     _check(change.get("right", {}), RIGHT_KEYS, f"except.{words}.right")
     return frozenset(words.split()), change
-
-
-def _asked(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    body = request.get("body", request.get("fields", {}))
-    return json.loads(body.lstrip("\ufeff")) if isinstance(body, str) else body
 
 
 def _check(given: Mapping[str, Any], known: set[str], where: str) -> None:
