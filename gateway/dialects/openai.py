@@ -29,8 +29,7 @@ from gateway.dialects.json_body import (
     sent_model,
 )
 from gateway.dialects.openai_answers import reading
-from gateway.dialects.vector_format import with_vector_format
-from gateway.errors import MalformedResponse
+from gateway.dialects.vector_format import in_order, with_vector_format
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 
 # Each input of an embeddings call is treated as a call. Pure.
@@ -53,16 +52,12 @@ class EmbeddingInputs:
     def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
         with reading():
             body = load_json(whole)
-            found = {item["index"]: item for item in body["data"]}
-            if sorted(found) != list(range(len(calls))):
-                raise MalformedResponse(
-                    f"the response has {len(body['data'])} embeddings: expected {len(calls)}, with indices from 0"
-                )
+            found = in_order(body["data"], len(calls))
             tokens = _token_shares(calls, _tokens(body))
             write = json_writer((whole,))
             return [
-                write({**body, "data": [{**found[i], "index": 0}], "usage": _usage(tokens[i])})
-                for i in range(len(calls))
+                write({**body, "data": [{**item, "index": 0}], "usage": _usage(share)})
+                for item, share in zip(found, tokens, strict=True)
             ]
 
     def join_answers(self, wholes: Sequence[bytes]) -> bytes:
@@ -70,7 +65,7 @@ class EmbeddingInputs:
             return wholes[0]
         with reading():
             bodies = [load_json(whole) for whole in wholes]
-            data = [{**body["data"][0], "index": i} for i, body in enumerate(bodies)]
+            data = [{**in_order(body["data"][:1], 1)[0], "index": i} for i, body in enumerate(bodies)]
             return json_writer(wholes)({**bodies[0], "data": data, "usage": _usage(sum(map(_tokens, bodies)))})
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64 as b64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gateway.dialects.json_body import dump_json, load_json
+from gateway.errors import MalformedResponse
 
 FIRST = re.compile(rb'"embedding"\s*:\s*(.)')  # the first vector tells the form of all, and stands near the beginning
 WIDTH = 4  # bytes of a float32
@@ -54,6 +55,23 @@ def _convert(data: bytes, convert: Callable[[Any], Any]) -> bytes:
     except (ValueError, TypeError, KeyError):
         return data
     return dump_json({**body, "data": items})
+
+
+def in_order(items: Sequence[Mapping[str, Any]], count: int) -> Sequence[Mapping[str, Any]]:
+    """Return the embeddings of `count` inputs in the order of the inputs: by `index`, if each has its own.
+
+    Some servers leave out the index, or send null or 0 with each: their order is that of the inputs. Raise
+    `MalformedResponse` if there are more or fewer, or if only some of them have an index.
+    """
+    if len(items) != count:
+        raise MalformedResponse(f"the response has {len(items)} embeddings: expected {count}, one for each input")
+    indices: list[Any] = [item.get("index") for item in items]
+    numbers = [float(index) for index in indices if isinstance(index, int | float) or str(index).isdecimal()]
+    if len(set(numbers)) == count:
+        return [items[i] for i in sorted(range(count), key=numbers.__getitem__)]
+    if any(index != indices[0] for index in indices):
+        raise MalformedResponse("the response has embeddings with repeated indices: expected one for each input")
+    return items
 
 
 def has_vectors(items: Any) -> bool:

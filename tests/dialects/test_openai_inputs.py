@@ -71,10 +71,64 @@ def test_one_input_is_not_taken_apart(given: Any) -> None:
         b"{}",
         answer([[1.0]], 1),
         answer([[1.0], [2.0], [3.0]], 1),
-        b'{"data": [{"index": 0}, {"index": 0}]}',
+        b'{"data": [{"index": 0}, {"index": null}]}',
+        b'{"data": [{"index": 1}, {}]}',
+        b'{"data": [{"index": 0}, 7]}',
+        b'{"data": {}}',
     ],
 )
 def test_an_answer_that_does_not_fit_is_malformed(whole: bytes) -> None:
     call = called(["a", "b"])
     with pytest.raises(MalformedResponse):
         batch_of(call).split_answer(batch_of(call).split(call), whole)
+
+
+def numbered(*indices: Any) -> bytes:
+    """Three embeddings whose vectors say their place in the answer; `...` leaves out the index."""
+    items = [{"embedding": [float(i)], "index": index} for i, index in enumerate(indices)]
+    data = [{key: value for key, value in item.items() if value is not ...} for item in items]
+    return orjson.dumps({"object": "list", "data": data, "model": "m"})
+
+
+@pytest.mark.parametrize(
+    ("indices", "places"),
+    [
+        ((..., ..., ...), [0, 1, 2]),
+        ((None, None, None), [0, 1, 2]),
+        ((0, 0, 0), [0, 1, 2]),
+        ((1, 1, 1), [0, 1, 2]),
+        (("", "", ""), [0, 1, 2]),
+        ((0, 1, 2), [0, 1, 2]),
+        ((2, 0, 1), [1, 2, 0]),
+        ((3, 1, 2), [1, 2, 0]),
+        ((2.0, 0.0, 1.0), [1, 2, 0]),
+        ((0, 2, 5), [0, 1, 2]),
+        (("2", "0", "1"), [1, 2, 0]),
+        (("2", "10", "1"), [2, 0, 1]),
+    ],
+)
+def test_embeddings_are_in_order_by_index_if_each_has_its_own(indices: tuple[Any, ...], places: list[int]) -> None:
+    call = called(["a", "b", "c"])
+    pieces = batch_of(call).split_answer(batch_of(call).split(call), numbered(*indices))
+    items = [orjson.loads(piece)["data"] for piece in pieces]
+    assert items == [[{"embedding": [float(place)], "index": 0}] for place in places]
+
+
+@pytest.mark.parametrize("indices", [(0, 0, 1), (0, None, 1), (..., 1, 2), (2, 2, 0)])
+def test_embeddings_of_which_only_some_have_their_own_index_are_malformed(indices: tuple[Any, ...]) -> None:
+    call = called(["a", "b", "c"])
+    with pytest.raises(MalformedResponse, match="repeated indices"):
+        batch_of(call).split_answer(batch_of(call).split(call), numbered(*indices))
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_wrong_number_of_embeddings_is_named(count: int) -> None:
+    call = called(["a", "b", "c"])
+    with pytest.raises(MalformedResponse, match=f"has {count} embeddings: expected 3"):
+        batch_of(call).split_answer(batch_of(call).split(call), numbered(*range(count)))
+
+
+def test_an_input_without_an_embedding_is_named() -> None:
+    call = called(["a", "b"])
+    with pytest.raises(MalformedResponse, match="has 0 embeddings: expected 1"):
+        batch_of(call).join_answers([numbered(0), numbered()])

@@ -167,3 +167,23 @@ async def test_the_official_client_sees_no_difference(client: openai.AsyncOpenAI
     assert [item.embedding for item in second.data] == [first.data[1].embedding, [0.5, 3 / 8]]
     assert second.usage.prompt_tokens > 0
     assert asked(upstream) == [["a", "bb"], "ccc"]
+
+
+@pytest.mark.parametrize("index", [..., None, 0], ids=["absent", "null", "zero"])
+async def test_embeddings_without_indices_of_their_own_are_in_the_order_of_the_inputs(
+    served: Served, upstream: Upstream, index: Any
+) -> None:
+    """As Gemini's compatible endpoint sends them."""
+
+    async def answer(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        inputs = call["input"] if isinstance(call["input"], list) else [call["input"]]
+        items = [{"object": "embedding", "embedding": [0.5, len(text) / 8], "index": index} for text in inputs]
+        data = [{key: value for key, value in item.items() if value is not ...} for item in items]
+        return web.json_response({"object": "list", "data": data, "model": "m", "usage": {"prompt_tokens": 3}})
+
+    upstream.answer = answer
+    for inputs in (["a", "bb", "ccc"], ["ccc", "a", "dddd", "bb"]):
+        embedded = await embed(served, inputs)
+        assert [item["embedding"] for item in embedded.json["data"]] == [[0.5, len(text) / 8] for text in inputs]
+        assert [item["index"] for item in embedded.json["data"]] == list(range(len(inputs)))
+    assert len(upstream.calls) == 2
