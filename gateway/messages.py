@@ -683,6 +683,10 @@ class Dialect(Protocol):
     def keep_alive(self) -> Event:
         """The event that keeps a silent stream alive, and that clients ignore."""
 
+    def error_answer(self, event: Event) -> tuple[int, bytes] | None:
+        """Return the status and the body of the error that an event reports in place of an answer; None: it reports
+        none. It is asked about the first events of a stream."""
+
     def is_end(self, event: Event) -> bool:
         """Return whether an event is the end marker of a stream: the answer is complete with it. It is called for each
         event, so it is cheap. In a protocol whose streams have no end marker, no event is one."""

@@ -24,6 +24,7 @@ from gateway.dialects.json_body import (
     limit_of,
     parse_object,
 )
+from gateway.dialects.reported_errors import read_error
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
@@ -94,6 +95,14 @@ class Anthropic(Conversational):
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return errors.error(kind, message)
+
+    def error_answer(self, event: Event) -> tuple[int, bytes] | None:
+        reported = read_error(event)
+        if reported is None:
+            return None
+        if reported.body.get("type") == "error" and isinstance(reported.body.get("error"), dict):
+            return reported.status, orjson.dumps(reported.body)
+        return reported.status, errors.error(errors.kind_for_status(reported.status), reported.message)
 
     def is_end(self, event: Event) -> bool:
         return (event.name or with_event_name(event.data).name) in ENDS

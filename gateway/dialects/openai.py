@@ -29,6 +29,7 @@ from gateway.dialects.json_body import (
     sent_model,
 )
 from gateway.dialects.openai_answers import reading
+from gateway.dialects.reported_errors import read_error
 from gateway.dialects.vector_format import in_order, with_vector_format
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 
@@ -178,6 +179,9 @@ class OpenAI(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
+    def error_answer(self, event: Event) -> tuple[int, bytes] | None:
+        return openai_error_answer(event)
+
     def is_end(self, event: Event) -> bool:
         return event.data == answers.DONE
 
@@ -207,6 +211,17 @@ class Embeddings(OpenAI):
 
 
 EMBEDDINGS = Embeddings()
+
+
+def openai_error_answer(event: Event) -> tuple[int, bytes] | None:
+    """Implement `Dialect.error_answer` for OpenAI's protocols. An error in their shape stays as it is."""
+    reported = read_error(event)
+    if reported is None:
+        return None
+    if reported.body.keys() == {"error"} and isinstance(reported.body["error"], dict):
+        return reported.status, orjson.dumps(reported.body)
+    error = {"message": reported.message, "type": reported.kind, "param": reported.param, "code": reported.code}
+    return reported.status, orjson.dumps({"error": error})
 
 
 def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:

@@ -24,7 +24,7 @@ from gateway.dialects.json_body import (
     limit_of,
     parse_object,
 )
-from gateway.dialects.openai import user_of
+from gateway.dialects.openai import openai_error_answer, user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest, MalformedResponse
@@ -116,6 +116,9 @@ class OpenAIResponses(Conversational):
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": _error(kind, message, param)})
+
+    def error_answer(self, event: Event) -> tuple[int, bytes] | None:
+        return openai_error_answer(event)
 
     def is_end(self, event: Event) -> bool:
         return (event.name or with_event_name(event.data).name) in answers.LAST_EVENTS

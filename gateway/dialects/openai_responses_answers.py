@@ -224,7 +224,9 @@ def _part(text: str) -> dict[str, Any]:
 
 PREFIX = "resp_"
 
-FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+FINAL_EVENTS = frozenset(
+    {"response.completed", "response.incomplete", "response.failed", "response.done"}  # the last one of some servers
+)
 
 # Fields about the user and for bookkeeping. They do not decide the response, but the response repeats them.
 ECHOED = ("user", "metadata", "safety_identifier", "prompt_cache_key")

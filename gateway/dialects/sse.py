@@ -35,6 +35,7 @@ class SSEParser:
         self._rest_size = 0
         self._after_cr = False  # the last chunk ended in CR: LF at the start of the next one belongs to it
         self._recent: deque[Event] = deque(maxlen=RECENT)
+        self.keeps_open = False  # a comment came, or an event without data: the server keeps the connection open
 
     @property
     def recent(self) -> list[Event]:
@@ -71,6 +72,8 @@ class SSEParser:
             last = _take_comments(self._comments, blocks, last)
         self._keep(last)
         events = [event for event in map(_event, blocks) if event is not None]
+        if len(events) < len(blocks) or last[:1] == b":":
+            self.keeps_open = True
         self._recent += events
         if len(chunk) > LONG_CHUNK:
             self._drop_old()

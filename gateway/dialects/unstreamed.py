@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from gateway.dialects.json_body import is_json
+from gateway.dialects.reported_errors import read_error
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import KEEP_ALIVE, Admission, Call, ClientForm, Event, Inspection, TextAnswer
 
@@ -70,6 +71,14 @@ class Unstreamed:
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": message})
+
+    def error_answer(self, event: Event) -> tuple[int, bytes] | None:
+        reported = read_error(event)
+        if reported is None:
+            return None
+        if "error" in reported.body:
+            return reported.status, orjson.dumps(reported.body)
+        return reported.status, self.error(reported.kind, reported.message)
 
     def is_end(self, event: Event) -> bool:
         return False

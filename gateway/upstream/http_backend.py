@@ -56,7 +56,7 @@ from gateway.upstream.header_filter import (
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse
-from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream
+from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
 from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket
 
@@ -110,6 +110,13 @@ def _translator(translated: TranslatedCall) -> StreamObserver[Event]:
             raise UpstreamStreamError(str(error)) from None
 
     return StreamObserver(on_items)
+
+
+def _is_read(answer: UpstreamResponse, *, streams: bool) -> bool:
+    """Return whether a body that has arrived has to be read: a stream, or a body in a coding."""
+    if "content-encoding" in answer.header_map:
+        return True
+    return answer.status == 200 and (streams or is_event_stream(answer.header_map))
 
 
 LOG = logging.getLogger("nearhit.upstreams")
@@ -218,7 +225,7 @@ class HttpBackend(LimitedBackend):
         permit.on_response(request, answer.status)
         try:
             response = await self._read(request, answer, permit, end)
-            if answer.status in CLUES and (again := await self._on_refusal(request, sent, response)) is not None:
+            if response.status in CLUES and (again := await self._on_refusal(request, sent, response)) is not None:
                 return again
             if translated is not None:
                 return await translate_response(self.name, response, translated)
@@ -279,11 +286,11 @@ class HttpBackend(LimitedBackend):
         call, memo = request.call, answer.memo
         parse = call is not None
         streams = call is not None and call.stream
-        if answer.whole and not (parse and answer.status == 200 and (streams or is_event_stream(answer.header_map))):
-            headers = memo.get(parse) if memo is not None else None
-            response = Response(
-                answer.status, headers or self._headers_of(answer, parse=parse), FullBody(answer.take())
-            )
+        if answer.whole and not (parse and _is_read(answer, streams=streams)):
+            headers, data = memo.get(parse) if memo is not None else None, answer.take()
+            if parse:
+                data = without_mark(data)
+            response = Response(answer.status, headers or self._headers_of(answer, parse=parse), FullBody(data))
             answer.close()
             permit.release()
             return response

@@ -10,20 +10,32 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from gateway.config.backends import Timeouts
-from gateway.dialects.sse import SSEParser
+from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
 from gateway.errors import BackendError, UpstreamStreamError
 from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response
 from gateway.streams import END_OF_BODY_S, Comments, ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
+from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of, decode_whole
 from gateway.upstream.http1.errors import ExchangeFailed, TimedOut
 from gateway.upstream.http1.response import HttpResponse
 from gateway.upstream.http_client import UpstreamResponse
 
 T = TypeVar("T")
+Headers = tuple[tuple[str, str], ...]
+Decode = Callable[[bytes], bytes]
+OVERLOADED = 503
+ANNOUNCEMENTS = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
+OF_STREAMS = frozenset({"content-type", "cache-control"})  # headers that say nothing about an error
+# Any JSON body begins with one of these bytes, apart from spaces.
+MARKED_JSON = tuple(BYTE_ORDER_MARK + first for first in (b"{", b"[", b" ", b"\n", b"\r", b"\t", b'"'))
 EVENT_STREAM = (("Content-Type", "text/event-stream; charset=utf-8"),)
 _FIELD = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry|):")  # a line without a name is a comment
 LONGEST_FIELD = 16  # bytes that tell whether a body begins with such a line
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger responses are relayed as they arrive, and not cached
+
+
+def _unchanged(piece: bytes) -> bytes:
+    return piece
 
 
 class ResponseReader:
@@ -62,32 +74,63 @@ class ResponseReader:
         first = answer.take() if answer.whole else await self._read_first()
         if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
+        coding = coding_of(answer.header_map)
+        decode = ContentDecoder(coding).decode if coding in CODINGS else _unchanged
         is_stream = answer.status == 200 and is_event_stream(answer.header_map)
         if streams and answer.status == 200 and not (is_stream or dialect.relays):
             first = await self._read_beginning(first)
-            if is_stream := begins_event(first) and is_uncompressed(answer.header_map):
-                headers = tuple(header for header in headers if header[0].lower() != "content-type") + EVENT_STREAM
+            if is_stream := begins_event(first) and not coding:
+                headers = without(headers, "content-type") + EVENT_STREAM
         if is_stream:
+            if decode is not _unchanged:
+                headers = without(headers, "content-encoding")
             if dialect.relays:
-                return Response(answer.status, headers, self._bytes(first))
-            parser = SSEParser(self._max_event, self._comments)
-            feed, end = partial(self._feed_events, parser, dialect), partial(self._end_events, parser, dialect)
-            self.is_finished = lambda: dialect.is_finished(parser.recent)
-            return Response(
-                answer.status, headers, EventStream(self._stream(first, feed, end, self._take_after_comments))
-            )
+                return Response(answer.status, headers, self._bytes(first, decode))
+            return await self._events(headers, dialect, first, decode)
         if _length_of(answer.header_map) > MAX_WHOLE_BYTES:
             return Response(answer.status, headers, self._bytes(first))
         data, complete = (first, True) if answer.at_eof else await self._collect(first)
         if not complete:
             return Response(answer.status, headers, self._bytes(data))
         self.close()
+        if coding in CODINGS and (decoded := decode_whole(data, coding)) is not None:
+            headers, data = without(headers, "content-encoding"), decoded
+        data = without_mark(data)
+        if streams and answer.status == 200 and (error := dialect.error_answer(Event(data))) is not None:
+            return _error_response(headers, *error)
         return Response(answer.status, headers, FullBody(data))
 
-    def _feed_events(self, parser: SSEParser, dialect: Dialect, chunk: bytes) -> Sequence[Event]:
+    async def _events(self, headers: Headers, dialect: Dialect, first: bytes, decode: Decode) -> Response:
+        """Return a stream once its first event has arrived, or something else that keeps the connection open.
+
+        An error in place of an answer becomes a response with its status, so that the attempt has failed.
+        """
+        parser = SSEParser(self._max_event, self._comments)
+        feed = partial(self._feed_events, parser, dialect, decode)
+        end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
+        self.is_finished = lambda: dialect.is_finished(parser.recent)
+        try:
+            batch = feed(first)
+            while not (batch or parser.keeps_open or self._answer.at_eof):
+                batch = feed(await self.read())
+            if not batch and self._answer.at_eof:
+                batch, end = end(), tuple
+        except UpstreamStreamError as error:
+            raise BackendError(str(error)) from None
+        if (failure := _error_in(self._after_comments or batch, dialect)) is not None:
+            self.complete = True
+            self._deadline = min(self._deadline, self._loop.time() + END_OF_BODY_S)
+            if failure[0] == OVERLOADED:
+                self._permit.on_timeout()
+            self.close()
+            return _error_response(headers, *failure)
+        events = self._stream(batch, feed, end, self._take_after_comments)
+        return Response(self._answer.status, headers, EventStream(events))
+
+    def _feed_events(self, parser: SSEParser, dialect: Dialect, decode: Decode, chunk: bytes) -> Sequence[Event]:
         """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
         events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
-        events = parser.feed(chunk)
+        events = parser.feed(decode(chunk))
         if not self.complete:
             for event in events:
                 if dialect.is_end(event):
@@ -99,6 +142,11 @@ class ResponseReader:
         comments, self._after_comments = Comments(self._comments), events
         self._comments.clear()
         return comments
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events came with the last batch of comments, and were not taken."""
+        return bool(self._after_comments)
 
     def _take_after_comments(self) -> Sequence[Event]:
         """Return the events that came with the last batch of comments, once."""
@@ -155,19 +203,22 @@ class ResponseReader:
             raise BackendError(str(error)) from None
         return b"".join(chunks), False
 
-    def _bytes(self, first: bytes) -> ByteStream:
-        return ByteStream(self._stream(first, lambda chunk: (chunk,), tuple))
+    def _bytes(self, first: bytes, decode: Decode | None = None) -> ByteStream:
+        def feed(chunk: bytes) -> Sequence[bytes]:
+            return (chunk,) if decode is None else tuple(filter(None, (decode(chunk),)))
+
+        return ByteStream(self._stream(feed(first) if first else (), feed, tuple))
 
     def _stream(
         self,
-        first: bytes,
+        first: Sequence[T],
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],
         after_comments: Callable[[], Sequence[T]] = tuple,
     ) -> ObservedStream[T]:
         answer = self._answer
         if self._deadline < math.inf:  # a reader that takes nothing must not hold the permit any longer
-            self._timer = self._loop.call_at(self._deadline, self._release)
+            self._timer = self._loop.call_at(self._deadline, self._abandon)
         if isinstance(answer, HttpResponse):
             body: _Body[T] = _NotifyingBody(self, answer, first, feed, close, after_comments)
         else:
@@ -205,13 +256,14 @@ class ResponseReader:
         the end of the body is missing, the connection waits for it."""
         if self._timer is not None:
             self._timer.cancel()
-        self._release()
-
-    def _release(self) -> None:
         if self.complete:
             self._answer.finish(self._deadline)
+            self._permit.release()
         else:
-            self._answer.close()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._answer.close()
         self._permit.release()
 
 
@@ -224,19 +276,22 @@ class _Body(Generic[T]):
     def __init__(
         self,
         exchange: ResponseReader,
-        first: bytes,
+        first: Sequence[T],
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],
         after_comments: Callable[[], Sequence[T]],
     ) -> None:
         self._exchange = exchange
         self._after_comments = after_comments
-        self._had_comments = False  # the last batch
-        self._chunk: bytes | None = first or None  # received, but not converted yet
+        self._had_comments = type(first) is Comments  # the last batch
+        self._first = first  # converted, but not taken yet
+        self._chunk: bytes | None = None  # received, but not converted yet
         self._feed = feed
         self._close: Callable[[], Sequence[T]] | None = close
 
     def take(self) -> Sequence[T] | None:
+        if self._first:
+            return self._take_first()
         if self._had_comments and (items := self._take_rest()):
             return items
         chunk, self._chunk = self._chunk, None
@@ -253,13 +308,17 @@ class _Body(Generic[T]):
         self._had_comments = type(items) is Comments
         return items
 
+    def _take_first(self) -> Sequence[T]:
+        first, self._first = self._first, ()
+        return first
+
     def _end(self) -> Sequence[T]:
         close, self._close = self._close, None
         return () if close is None else close()
 
     @property
     def complete(self) -> bool:
-        return self._exchange.complete
+        return self._exchange.complete and not (self._first or self._exchange.has_events)
 
     def is_finished(self) -> bool:
         return self._exchange.is_finished()
@@ -280,7 +339,7 @@ class _NotifyingBody(_Body[T]):
         self,
         exchange: ResponseReader,
         answer: HttpResponse,
-        first: bytes,
+        first: Sequence[T],
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],
         after_comments: Callable[[], Sequence[T]],
@@ -301,8 +360,10 @@ class _NotifyingBody(_Body[T]):
     def _take(self) -> Sequence[T] | None:
         answer = self._answer
         while True:
-            if self._had_comments:
-                items: Sequence[T] | None = self._take_rest()
+            if self._first:
+                items: Sequence[T] | None = self._take_first()
+            elif self._had_comments:
+                items = self._take_rest()
             elif self._chunk is not None:
                 items = super().take()
             elif answer.chunks:
@@ -333,13 +394,39 @@ def _length_of(header_map: Mapping[str, str]) -> int:
 
 
 def is_event_stream(header_map: Mapping[str, str]) -> bool:
-    """Return whether the body is a stream of uncompressed events; compressed ones pass through."""
+    """Return whether the body is a stream of events that can be read. Those in an unknown coding pass through."""
     kind = header_map.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "text/event-stream" and is_uncompressed(header_map)
+    return kind == "text/event-stream" and ("content-encoding" not in header_map or _is_readable(header_map))
 
 
-def is_uncompressed(header_map: Mapping[str, str]) -> bool:
-    return header_map.get("content-encoding", "identity") == "identity"
+def _is_readable(header_map: Mapping[str, str]) -> bool:
+    coding = coding_of(header_map)
+    return not coding or coding in CODINGS
+
+
+def without(headers: Headers, name: str) -> Headers:
+    """Return the headers but one. `name` is in lower case."""
+    return tuple(header for header in headers if header[0].lower() != name)
+
+
+def without_mark(data: bytes) -> bytes:
+    """Return a whole JSON body without a byte order mark, which RFC 8259 lets a reader ignore."""
+    return data[len(BYTE_ORDER_MARK) :] if data.startswith(MARKED_JSON) else data
+
+
+def _error_in(events: Sequence[Event], dialect: Dialect) -> tuple[int, bytes] | None:
+    """Return the error among the first events, if only announcements of an answer come before it."""
+    for event in events:
+        if (error := dialect.error_answer(event)) is not None:
+            return error
+        if with_event_name(event.data).name not in ANNOUNCEMENTS:
+            return None
+    return None
+
+
+def _error_response(headers: Headers, status: int, body: bytes) -> Response:
+    headers = tuple(header for header in headers if header[0].lower() not in OF_STREAMS)
+    return Response(status, (*headers, ("Content-Type", "application/json")), FullBody(body))
 
 
 def begins_event(body: bytes) -> bool:

@@ -295,7 +295,7 @@ async def test_an_error_in_a_stream_is_passed_on_and_not_stored(
     upstream.answer = answer
     with pytest.raises(openai.APIError, match="out of memory"):
         await streamed(client)
-    assert (await served.post(PATH, ASK)).status == 502
+    assert (await served.post(PATH, ASK)).status == 500
     assert (await served.gateway.parts.store.stats()).entries == 0
 
 
