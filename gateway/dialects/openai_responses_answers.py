@@ -329,7 +329,7 @@ def _done_items(payload: Iterable[bytes]) -> list[Any]:
         if b"response.output_item.done" in data:
             event = load_json(data)
             if event.get("type") == "response.output_item.done":
-                done[event["output_index"]] = event["item"]
+                done[event.get("output_index", len(done))] = event["item"]  # llama.cpp's servers send no index
     return [done[index] for index in sorted(done)]
 
 

@@ -17,6 +17,7 @@ from tests.wires.scripted import (
     Pair,
     before_raw,
     chunk,
+    completion,
     data,
     deltas_of,
     is_hit,
@@ -25,6 +26,8 @@ from tests.wires.scripted import (
     values_of,
     whole,
 )
+
+BODY = json.dumps(completion({"content": "Hello"})).encode()
 
 
 def texts(*pieces: str, **fields: Any) -> list[bytes]:
@@ -154,3 +157,81 @@ async def test_compressed_tensors_keep_the_length_of_their_header(tmp_path: Path
             assert answer.status == 200, answer.body
             assert answer.body[int(answer.headers["Inference-Header-Content-Length"]) :] == tensor
         assert len(raw.requests) == 1
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"x-gzip", b"GZIP"])
+async def test_an_answer_that_is_compressed_unasked_is_read(either: Pair, encoding: bytes) -> None:
+    served, raw = either
+    head = b"Content-Type: application/json\r\nContent-Encoding: %b\r\n" % encoding
+    raw.answer(whole(gzip.compress(BODY), headers=head))
+    assert (await served.chat("hi")).text == "Hello"
+    assert is_hit(await served.chat("hi", stream=True))
+    assert (await message(served)).json["content"] == [{"type": "text", "text": "Hello"}]
+
+
+async def test_an_error_that_is_compressed_unasked_can_be_read(either: Pair) -> None:
+    served, raw = either
+    head = b"Content-Type: application/json\r\nContent-Encoding: gzip\r\n"
+    refusal = gzip.compress(b'{"error":{"message":"temperature is not in its range","type":"invalid_request_error"}}')
+    raw.answer(whole(refusal, status=b"400 Bad Request", headers=head))
+    assert (await served.chat("hi")).json["error"]["message"] == "temperature is not in its range"
+    translated = await message(served)
+    assert (translated.status, translated.json["error"]["message"]) == (400, "temperature is not in its range")
+
+
+def response_events(*, indices: bool, output: bool) -> list[dict[str, Any]]:
+    """A stream of responses as llama.cpp and Lemonade write it: without places, ids and numbers."""
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}
+    done = {
+        "id": "resp_1",
+        "object": "response",
+        "status": "completed",
+        "model": "m",
+        "output": [item] if output else [],
+    }
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": {**done, "status": "in_progress", "output": []}},
+        {"type": "response.output_item.added", "item": {**item, "content": []}},
+        {"type": "response.output_text.delta", "delta": "Hello"},
+        {"type": "response.output_item.done", "item": item},
+        {"type": "response.completed", "response": done},
+    ]
+    return [{**event, "output_index": 0} if indices and "item" in event else event for event in events]
+
+
+@pytest.mark.parametrize("output", [True, False], ids=["output", "no output"])
+@pytest.mark.parametrize("indices", [True, False], ids=["indices", "no indices"])
+async def test_a_stream_of_responses_that_lacks_places_and_numbers_is_read(
+    pair: Pair, indices: bool, output: bool
+) -> None:
+    served, raw = pair
+    events = response_events(indices=indices, output=output)
+    raw.answer(sse(*(b"event: %b\n" % event["type"].encode() + data(event) for event in events)))
+    body = {"model": "m", "input": "hi"}
+    streamed = await served.post("/v1/responses", {**body, "stream": True})
+    lines = [line.removeprefix(b"data: ") for line in streamed.body.split(b"\n") if line.startswith(b"data: ")]
+    assert [json.loads(line) for line in lines] == events
+    joined = await served.post("/v1/responses", body)
+    assert joined.status == 200, joined.body
+    assert is_hit(joined)
+    assert joined.json["output"][0]["content"][0]["text"] == "Hello"
+    assert len(raw.requests) == 1
+
+
+USAGES: list[Any] = [None, [], {}, "x", {"prompt_tokens": None}, {"prompt_tokens": "12"}, {"prompt_tokens": 1.5}]
+USAGES += [
+    {"prompt_tokens": 1, "prompt_tokens_details": "y", "completion_tokens_details": "x"},
+    {"prompt_tokens": 10**30},
+]
+
+
+@pytest.mark.parametrize("usage", USAGES, ids=str)
+async def test_a_usage_of_any_form_spoils_no_answer(pair: Pair, usage: Any) -> None:
+    served, raw = pair
+    raw.answer(whole(json.dumps(completion({"content": "Hello"}, usage=usage)).encode()))
+    for stream in (False, True):
+        assert (await served.chat("hi", stream=stream)).status == 200
+    assert (await message(served)).status == 200
+    raw.answer(sse(*texts("Hel", "lo"), data(chunk({}, "stop", usage=usage)), DONE))
+    assert b"message_stop" in (await message(served, "ho", stream=True)).body
+    assert (await served.chat("ho")).text == "Hello"

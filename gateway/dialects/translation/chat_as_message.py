@@ -268,7 +268,8 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         "cache_read_input_tokens": read,
         "output_tokens": int(usage.get("completion_tokens") or 0),
     }
-    thinking = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    details = usage.get("completion_tokens_details")
+    thinking = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
     return said if thinking is None else {**said, "output_tokens_details": {"thinking_tokens": thinking}}
 
 
