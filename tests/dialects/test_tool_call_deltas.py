@@ -160,7 +160,9 @@ def test_calls_are_told_apart_however_they_are_numbered(shape: str) -> None:
 def test_anthropics_client_gets_the_same_calls(shape: str) -> None:
     deltas, calls = TOLD_APART[shape]
     texts = [(*call[:2], call[2] if isinstance(call[2], str) else orjson.dumps(call[2]).decode()) for call in calls]
-    assert uses_of(stream_of(*deltas)) == texts
+    assert [use[1:] for use in uses_of(stream_of(*deltas))] == [text[1:] for text in texts]
+    if len({text[0] for text in texts}) == len(texts):  # ids that repeat are changed for Anthropic's clients
+        assert [use[0] for use in uses_of(stream_of(*deltas))] == [text[0] for text in texts]
 
 
 UNCLEAR: dict[str, list[Any]] = {
