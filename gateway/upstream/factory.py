@@ -112,6 +112,7 @@ def _http(
         admitted_origins=frozenset(config.server.cors.origins),
         stream_usage=section.stream_usage,
         max_event=config.server.max_event,
+        silence_s=config.server.stream_keep_alive,
         reasoning_content=section.reasoning_content,
         unsigned_thinking=section.unsigned_thinking,
     )

@@ -136,7 +136,8 @@ class HttpBackend(LimitedBackend):
     `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
     for the prompt cache go upstream in translated requests, as with `reasoning_content` earlier thinking does.
     `unsigned_thinking`: the thinking of Anthropic's clients goes upstream as it came. `stream_usage`: the usage of
-    streams is requested. `max_event`: the longest event of a stream in bytes. `admitted_origins`: the origins of web
+    streams is requested. `max_event`: the longest event of a stream in bytes. `silence_s`: how long the head of
+    a silent stream is held; 0: any time. `admitted_origins`: the origins of web
     pages that the gateway admits, or `*`; the endpoint is not told of them.
     """
 
@@ -164,8 +165,10 @@ class HttpBackend(LimitedBackend):
         unsigned_thinking: bool = False,
         stream_usage: bool = True,
         max_event: int = MAX_EVENT,
+        silence_s: float = 0.0,
     ) -> None:
         self.name = name
+        self._silence_s = silence_s
         self._max_event = max_event
         self.speaks = speaks
         self._own_dialect = next((dialect for dialect in DIALECTS if dialect.name == speaks), None)
@@ -294,7 +297,7 @@ class HttpBackend(LimitedBackend):
             answer.close()
             permit.release()
             return response
-        exchange = ResponseReader(self.name, answer, permit, self._timeouts, end, self._max_event)
+        exchange = ResponseReader(self.name, answer, permit, self._timeouts, end, self._max_event, self._silence_s)
         try:
             return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(call), streams=streams)
         except BaseException:

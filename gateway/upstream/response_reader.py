@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -49,9 +49,12 @@ class ResponseReader:
         timeouts: Timeouts,
         deadline: float,
         max_event: int,
+        silence_s: float,
     ) -> None:
         """`deadline` is the event-loop time for the end of the body; it covers all attempts together. `max_event`: the
-        longest event of a stream in bytes."""
+        longest event of a stream in bytes. `silence_s`: the longest time for which the head of a silent stream is held;
+        0: any time."""
+        self._silence_s = silence_s or math.inf
         self._max_event = max_event
         self._name = name
         self._answer = answer
@@ -71,22 +74,22 @@ class ResponseReader:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
         to a call that was not parsed. `streams`: the call asks for a stream."""
         answer = self._answer
+        coding = coding_of(answer.header_map)
+        decode = ContentDecoder(coding).decode if coding in CODINGS else _unchanged
+        is_stream = dialect is not None and answer.status == 200 and is_event_stream(answer.header_map)
+        if is_stream and decode is not _unchanged:
+            headers = without(headers, "content-encoding")
+        if is_stream and dialect is not None and not dialect.relays:
+            return await self._events(headers, dialect, b"", decode)
         first = answer.take() if answer.whole else await self._read_first()
         if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
-        coding = coding_of(answer.header_map)
-        decode = ContentDecoder(coding).decode if coding in CODINGS else _unchanged
-        is_stream = answer.status == 200 and is_event_stream(answer.header_map)
-        if streams and answer.status == 200 and not (is_stream or dialect.relays):
-            first = await self._read_beginning(first)
-            if is_stream := begins_event(first) and not coding:
-                headers = without(headers, "content-type") + EVENT_STREAM
         if is_stream:
-            if decode is not _unchanged:
-                headers = without(headers, "content-encoding")
-            if dialect.relays:
-                return Response(answer.status, headers, self._bytes(first, decode))
-            return await self._events(headers, dialect, first, decode)
+            return Response(answer.status, headers, self._bytes(first, decode))
+        if streams and answer.status == 200 and not dialect.relays:
+            first = await self._read_beginning(first)
+            if begins_event(first) and not coding:
+                return await self._events(without(headers, "content-type") + EVENT_STREAM, dialect, first, decode)
         if _length_of(answer.header_map) > MAX_WHOLE_BYTES:
             return Response(answer.status, headers, self._bytes(first))
         data, complete = (first, True) if answer.at_eof else await self._collect(first)
@@ -100,19 +103,24 @@ class ResponseReader:
             return _error_response(headers, *error)
         return Response(answer.status, headers, FullBody(data))
 
-    async def _events(self, headers: Headers, dialect: Dialect, first: bytes, decode: Decode) -> Response:
-        """Return a stream once its first event has arrived, or something else that keeps the connection open.
+    async def _events(self, headers: Headers, dialect: Dialect, begun: bytes, decode: Decode) -> Response:
+        """Return a stream once its first event has arrived, or something else that keeps the connection open. `begun`:
+        the body so far. A stream that stays silent is returned all the same, so that its client gets keep-alives.
 
         An error in place of an answer becomes a response with its status, so that the attempt has failed.
         """
+        until = self._loop.time() + self._silence_s
         parser = SSEParser(self._max_event, self._comments)
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
         self.is_finished = lambda: dialect.is_finished(parser.recent)
         try:
-            batch = feed(first)
+            batch = feed(begun)
             while not (batch or parser.keeps_open or self._answer.at_eof):
-                batch = feed(await self.read())
+                piece = await self._read_until(until, self.read if begun else self._read_first)
+                if piece is None:
+                    break
+                begun, batch = piece, feed(piece)
             if not batch and self._answer.at_eof:
                 batch, end = end(), tuple
         except UpstreamStreamError as error:
@@ -164,6 +172,16 @@ class ResponseReader:
         if not dialect.is_over(last):
             raise UpstreamStreamError(f"backend '{self._name}' ended the stream before its end marker")
         return [*whole, *dialect.missing_end(last)]
+
+    async def _read_until(self, until: float, read: Callable[[], Awaitable[bytes]]) -> bytes | None:
+        """Return what `read` returns; None: it does not by `until`, which is event-loop time."""
+        if until == math.inf:
+            return await read()
+        try:
+            async with asyncio.timeout_at(until):
+                return await read()
+        except TimeoutError:
+            return None
 
     async def _read_first(self) -> bytes:
         """Return the first part of the body; empty if there is no body."""

@@ -251,3 +251,44 @@ async def test_blank_lines_before_a_whole_answer_are_no_silence(
         assert hit.cache_status.startswith("nearhit; hit")
         target, message_body, own = asked(MESSAGES)
         assert (await served.post(target, message_body, own)).json["content"][0]["text"] == "it is"
+
+
+@pytest.mark.parametrize("upgrade", [False, True], ids=["plain", "by-aiohttp"])
+@pytest.mark.parametrize("client", ["own", "aiohttp"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_a_stream_that_is_silent_from_its_head_on_gets_keep_alives(
+    upstream: Upstream, tmp_path: Path, path: str, client: str, upgrade: bool
+) -> None:
+    script = Script(upstream, [*TEXT, DONE])
+    headers = {"Upgrade": "h2c", "Connection": "Upgrade"} if upgrade else {}
+    async with gateway_before(upstream, tmp_path, client=client, silence="50ms") as served:
+        async with reading(served, path, **headers) as response:
+            assert response.status == 200
+            await read_until(response, OWN[path], 2)
+            script.go(4)
+            assert b"is" in await response.read()
+        target, body, own = asked(path)
+        assert (await served.post(target, body, own)).cache_status.startswith("nearhit; hit")
+
+
+async def test_a_stream_that_is_silent_and_then_fails_ends_with_the_error(upstream: Upstream, tmp_path: Path) -> None:
+    script = Script(upstream, [b'data: {"error": {"message": "overloaded", "code": 529}}\n\n'])
+    async with gateway_before(upstream, tmp_path, silence="50ms") as served:
+        for _ in range(2):
+            async with reading(served, CHAT) as response:
+                await read_until(response, OWN[CHAT])
+                script.go()
+                assert b"overloaded" in await response.read()
+    assert len(upstream.calls) == 2
+
+
+@pytest.mark.parametrize("client", ["own", "aiohttp"])
+async def test_without_keep_alives_the_head_waits_for_the_first_event(
+    upstream: Upstream, tmp_path: Path, client: str
+) -> None:
+    script = Script(upstream, [*TEXT, DONE])
+    async with gateway_before(upstream, tmp_path, client=client, silence="0s") as served:
+        stream = asyncio.create_task(served.chat("hi", stream=True))
+        await upstream.arrived.wait()
+        script.go(4)
+        assert (await stream).body == b"".join([*TEXT, DONE])
