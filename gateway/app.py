@@ -170,9 +170,7 @@ class Gateway:
     def _pipeline(self) -> Handler:
         """Return the pipeline for client requests, up to the steps of their route."""
         config, access = self.config, self.access
-        sockets = ResponsesSockets(
-            self._current, config.backends, self.parts.clock, self.inflight, max_body=config.server.max_body
-        )
+        sockets = ResponsesSockets(self._current, config.backends, self.parts.clock, self.inflight, config.server)
         endpoints: list[Endpoint] = [sockets, self.parts.feedback, *self.jobs.endpoints]
         pipeline = shared_pipeline(
             SharedSteps(

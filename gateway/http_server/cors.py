@@ -60,6 +60,16 @@ class CrossOrigin:
         origin = request.get("origin")
         return _apply(answer, None if origin is None or not self._is_allowed(origin) else origin)
 
+    def may_open(self, request: Mapping[str, str]) -> bool:
+        """Return whether a page may open a WebSocket, whose answers no browser keeps from it (RFC 6455 section 10.2).
+
+        Clients that are no pages send no `Origin`, or that of the server itself.
+        """
+        origin = request.get("origin")
+        if origin is None or self._is_allowed(origin):
+            return True
+        return origin.partition("://")[2].lower() == request.get("host", "").lower()
+
     def _allow_headers(self, headers: Mapping[str, str]) -> Headers | None:
         return allow_headers(headers["origin"]) if self._is_allowed(headers["origin"]) else None
 

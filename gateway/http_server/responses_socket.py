@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.config.backends import BackendSection, OpenAIBackendConfig
 from gateway.config.policy.parameters import untuned
+from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
 from gateway.dialects.openai_responses import RESPONSES
 from gateway.dialects.openai_responses_answers import PREFIX
@@ -29,7 +30,8 @@ from gateway.dialects.responses_socket import (
     parse_message,
     prepared_events,
 )
-from gateway.errors import TooManyInflight, UpstreamStreamError
+from gateway.errors import Forbidden, TooManyInflight, UpstreamStreamError
+from gateway.http_server.cors import CrossOrigin
 from gateway.messages import Bypass, Closing, EventStream, Frame, FullBody, Provenance, Response, Tunnel, Verdict
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
@@ -49,7 +51,7 @@ LARGE_MESSAGE = 256 * 1024  # bytes; longer ones are parsed in another thread
 
 PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.WEBSOCKET, forwarded=False)
 # Headers of the handshake that mean nothing to the calls, or would mean the same call each time.
-HANDSHAKE_ALONE = HOP_BY_HOP | FRAMING | HANDSHAKE | {"x-request-id", "idempotency-key", "prefer", "content-type"}
+HANDSHAKE_ALONE = HOP_BY_HOP | FRAMING | HANDSHAKE | {"x-request-id", "idempotency-key", "origin", "prefer"}
 BETA, SOCKET_BETA = "openai-beta", "responses_websockets"
 # Headers of an error that the client gets in its frame.
 TOLD = frozenset({"retry-after", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", UPSTREAM_REQUEST_ID})
@@ -57,7 +59,7 @@ TOLD = frozenset({"retry-after", "x-ratelimit-reset-requests", "x-ratelimit-rese
 
 class ResponsesSockets:
     """The endpoint. `table`: the policy in force. A backend of `responses_websocket: tunnel` gets the WebSocket itself.
-    `max_body`: bytes of a message. The pipeline is set by `connect`, since it contains this endpoint."""
+    The pipeline is set by `connect`, since it contains this endpoint."""
 
     def __init__(
         self,
@@ -65,10 +67,10 @@ class ResponsesSockets:
         backends: Mapping[str, BackendSection],
         clock: Clock,
         inflight: Inflight,
-        *,
-        max_body: int,
+        config: ServerConfig,
     ) -> None:
         self._table = table
+        self._origins = CrossOrigin(config.cors)
         self._inflight = inflight
         self._open = 0
         self._tunnels = {
@@ -77,7 +79,7 @@ class ResponsesSockets:
             if isinstance(section, OpenAIBackendConfig) and section.responses_websocket == "tunnel"
         }
         self._clock = clock
-        self._max_body = max_body
+        self._max_body = config.max_body
         self._handler: Handler | None = None
 
     def connect(self, pipeline: Handler) -> Handler:
@@ -90,8 +92,12 @@ class ResponsesSockets:
         return upgrades and request.path == RESPONSES and request.method == "GET" and not self._is_tunnel(request)
 
     async def answer(self, request: RequestContext) -> Response:
-        """Accept the connection. Raise `TooManyInflight` if as many are open as requests may be in flight."""
+        """Accept the connection. Raise `TooManyInflight` if as many are open as requests may be in flight, and
+        `Forbidden` for a page of another site."""
         assert self._handler is not None  # `connect` was called before any request
+        if not self._origins.may_open(request.headers):
+            origin = request.headers.get("origin", "")[:100]
+            raise Forbidden(f"pages of {origin!r} may not open a WebSocket: expected one of server.cors.origins")
         if self._open >= self._inflight.limit:
             raise TooManyInflight
         self._open += 1

@@ -442,6 +442,38 @@ async def test_an_unknown_key_is_refused_before_the_upgrade(responses: Upstream,
     assert len(responses.calls) == 1
 
 
+PAGE = "https://app.example"
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ([], None, True),
+        ([], "SELF", True),
+        ([], PAGE, False),
+        ([], "null", False),
+        ([PAGE], PAGE, True),
+        ([PAGE], "https://app.example.evil", False),
+        (["*"], "https://any.example", True),
+    ],
+)
+async def test_a_page_of_another_site_opens_no_connection(
+    responses: Upstream, tmp_path: Path, origins: list[str], origin: str | None, allowed: bool
+) -> None:
+    async with before(responses, tmp_path, server={"cors": {"origins": origins}}) as served:
+        headers = {} if origin is None else {"origin": served.url if origin == "SELF" else origin}
+        if allowed:
+            async with opened(served, **headers) as socket:
+                assert "output" in await socket.ask()
+            assert "Origin" not in responses.calls[0].headers
+            return
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            async with opened(served, **headers):
+                pass
+        assert refused.value.status == 403
+    assert not responses.calls
+
+
 async def test_the_answers_of_one_tenant_serve_no_other(responses: Upstream, tmp_path: Path) -> None:
     async with before(responses, tmp_path) as served:
         texts = []
