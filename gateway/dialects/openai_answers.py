@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any
     }
     choices = body["choices"]
     parts = _chat_parts if operation == CHAT else _text_parts
-    for index, choice in zip(_indices(choices), choices, strict=True):
+    for index, choice in sorted(zip(_indices(choices), choices, strict=True), key=itemgetter(0)):
         for part in parts(index, choice):
             yield {**head, **once, "choices": [part]}
             once = {}

@@ -99,6 +99,10 @@ class ToolCallDeltas:
             self._by_id.setdefault(read.id, call)
         return call.place
 
+    def is_complete(self, place: int) -> bool:
+        """Return whether the arguments of a call are a JSON object, after which no more can come."""
+        return self._calls[place].is_complete
+
     def check(self) -> None:
         """Raise `ValueError` if the calls cannot be told apart."""
         is_unclear = self._is_guess or (self._is_odd and not all(call.is_complete for call in self._calls))

@@ -110,7 +110,8 @@ class MessageEvents:
     """`MessageEvents` builds the events of one stream, with one open block at a time.
 
     A block of text ends when another kind begins. The first tool call is streamed as it arrives, once it has its id
-    and name. Others may be interleaved, so they wait for the end.
+    and name. Others may be interleaved, so they wait for the end. A text within the first one waits until its arguments
+    are complete.
     """
 
     def __init__(self, model: str, original: Callable[[str], str] = str, ids: UniqueIds | None = None) -> None:
@@ -124,6 +125,8 @@ class MessageEvents:
         self._deltas = ToolCallDeltas()
         self._tools: list[_Tool] = []
         self._first: _Tool | None = None  # the streamed tool call
+        self._first_place = 0  # its place among all calls
+        self._waiting: list[tuple[str, str]] = []  # kinds and texts that came within the streamed tool call
         self._refused = False
         self._ending: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         self._usage: Mapping[str, Any] = {}
@@ -155,6 +158,8 @@ class MessageEvents:
             raise MalformedResponse("the response is empty")
         self.has_ended = True
         yield from self._close()
+        yield from self._waiting_texts()
+        yield from self._close()
         for tool in self._tools:
             if tool is not self._first:
                 yield from self._start_tool(tool)
@@ -166,12 +171,18 @@ class MessageEvents:
 
     def _text_events(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         self._refused = self._refused or bool(delta.get("refusal"))
-        for kind, text in _texts(delta):
+        self._waiting += _texts(delta)
+        if self._waiting and not (self._open == "tool_use" and not self._deltas.is_complete(self._first_place)):
+            yield from self._waiting_texts()
+        for call in _calls(delta):
+            yield from self._tool_call_events(call)
+
+    def _waiting_texts(self) -> Iterator[Event]:
+        for kind, text in self._waiting:
             if self._open != kind:
                 yield from self._start(kind, {"type": kind, kind: "", **UNSIGNED.get(kind, {})})
             yield self._delta({"type": f"{kind}_delta", kind: text})
-        for call in _calls(delta):
-            yield from self._tool_call_events(call)
+        self._waiting = []
 
     def _tool_call_events(self, call: Mapping[str, Any]) -> Iterator[Event]:
         place, function = self._deltas.place(call), call.get("function") or {}
@@ -183,7 +194,7 @@ class MessageEvents:
         tool.id, tool.name = tool.id or call.get("id") or "", function.get("name") or tool.name
         arguments = arguments_text(function.get("arguments"))
         if self._first is None and tool.name and tool.id:
-            self._first = tool
+            self._first, self._first_place = tool, place
             tool.arguments.append(arguments)
             yield from self._start_tool(tool)
         elif tool is not self._first:
@@ -225,6 +236,8 @@ def _content(message: Mapping[str, Any], original: Callable[[str], str], ids: Un
     for i, call in enumerate(_calls(message)):
         function = call.get("function") or {}
         arguments = load_json(arguments_text(function.get("arguments")) or "{}")
+        if arguments is None or arguments == []:  # as some servers write no arguments
+            arguments = {}
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
         tool_id, name = ids.take(call.get("id") or f"toolu_{i}"), _client_name(function.get("name") or "", original)

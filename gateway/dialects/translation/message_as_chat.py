@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -50,7 +50,8 @@ class MessageAnswer:
             self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model, fit=fit)))
             self._stops = MessageStops(own_stops(call.body))
         self._original = fit.original
-        self._chunks = ChatChunks(created, fit.original)
+        self._head = {"id": f"chatcmpl-{created}", "model": call.model}  # for servers that leave these out
+        self._chunks = ChatChunks(created, fit.original, self._head)
         self._created = created
 
     def whole(self, data: bytes) -> bytes:
@@ -59,7 +60,8 @@ class MessageAnswer:
             if body.get("type") == "error":
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             body = self._stops.whole(body)
-            head = {"id": body["id"], "object": "chat.completion", "created": self._created, "model": body["model"]}
+            head = {**self._head, **_given(body, self._head)}
+            head |= {"object": "chat.completion", "created": self._created}
             choice = {
                 "index": 0,
                 "message": _message(body["content"], self._original),
@@ -82,9 +84,10 @@ class MessageAnswer:
 class ChatChunks:
     """`ChatChunks` builds the chunks of one stream. It keeps the state that later events need."""
 
-    def __init__(self, created: int, original: Callable[[str], str] = str) -> None:
+    def __init__(self, created: int, original: Callable[[str], str], head: Mapping[str, Any]) -> None:
+        """`head`: the id and the model if the message names none."""
         self._original = original  # returns the client's name of a tool
-        self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": created}
+        self._head: dict[str, Any] = {**head, "object": "chat.completion.chunk", "created": created}
         self.has_ended = False
         self._usage: dict[str, Any] = {}
         self._calls: dict[int, int] = {}  # index of a block -> index of its tool call
@@ -94,7 +97,7 @@ class ChatChunks:
         kind = event.get("type")
         if kind == "message_start":
             message = event["message"]
-            self._head |= {"id": message["id"], "model": message["model"]}
+            self._head |= _given(message, ("id", "model"))
             self._usage |= message.get("usage") or {}
             yield self._chunk({"role": "assistant", "content": ""})
         elif kind == "content_block_start":
@@ -177,6 +180,10 @@ def _message(content: Sequence[Mapping[str, Any]], original: Callable[[str], str
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def _given(message: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: message[key] for key in keys if message.get(key)}
 
 
 def _finish(reason: str | None) -> str | None:
