@@ -37,7 +37,7 @@ class Received:
 
     @property
     def streamed(self) -> bool:
-        return self.headers.get("content-type", "").startswith("text/event-stream")
+        return self.headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 @dataclass
@@ -140,7 +140,7 @@ def _finish(reason: str | None) -> str | None:
 
 
 def chat_outcome(body: Mapping[str, Any]) -> Outcome:
-    first, *others = [_choice(choice) for choice in body["choices"]]
+    first, *others = [_choice(choice) for choice in sorted(body["choices"], key=lambda each: each.get("index") or 0)]
     usage = body.get("usage") or body["choices"][0].get("usage")
     return tidy({**first, "others": others, "usage": _chat_usage(usage)})
 
@@ -231,7 +231,7 @@ def _add(merged: dict[str, Any], choice: Mapping[str, Any]) -> None:
             text, thought = _content(value)
             message["content"] = message.get("content", "") + text
             message["reasoning"] = message.get("reasoning", "") + thought
-        elif key in ("reasoning", "reasoning_content"):
+        elif key == "reasoning" or (key == "reasoning_content" and "reasoning" not in choice["delta"]):
             message["reasoning"] = message.get("reasoning", "") + (value or "")
         elif key == "refusal":
             message[key] = (message.get(key) or "") + (value or "")
