@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.config.errors import ConfigInvalid, KeyPath, format_value
+from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, format_value
 from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
 from gateway.tools.importing.report import Finding, Outcome
 
@@ -162,8 +162,30 @@ class Setting:
 
 
 def read_document(path: Path, reference: re.Pattern[str]) -> Document:
-    """Read a file. Raise `ConfigInvalid` if it is not readable, or if YAML's readers could disagree about it."""
+    """Read a file. Leave list items out about which YAML's readers could disagree.
+
+    Raise `ConfigInvalid` if the file is not readable, or if they could disagree about anything else.
+    """
     source = load_yaml(read_file(path, "the configuration to import"), str(path), _Verbatim())
-    if source.faults:
-        raise ConfigInvalid(source.faults)
-    return Document(source, reference)
+    document = Document(source, reference)
+    whole = [fault for fault in source.faults if not _leave_out(document, fault)]
+    if whole:
+        raise ConfigInvalid(whole)
+    return document
+
+
+def _leave_out(document: Document, fault: ConfigError) -> bool:
+    """Leave the list item out that has this fault. Return False if no item has it."""
+    at = next((at for at, part in enumerate(fault.path) if isinstance(part, int)), None)
+    if at is None:
+        return False
+    *around, index = fault.path[: at + 1]
+    listed: Any = document.source.value
+    for part in around:
+        listed = listed[part]
+    listed[index] = None
+    item = fault.path[: at + 1]
+    document.findings[item, fault.message] = Finding(
+        fault.line, item, Outcome.MISSING, f"{fault.message}; the entry is left out: correct it and import again"
+    )
+    return True

@@ -22,6 +22,7 @@ class Draft:
     routes: list[dict[str, Any]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
+    summary: list[str] = field(default_factory=list)  # how much of the file is carried over
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a section of config.yaml, to fill in."""

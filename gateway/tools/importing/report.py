@@ -36,8 +36,8 @@ class Finding:
 class ImportReport:
     """The result of an import.
 
-    `differences` hold for every file of the format. `variables` maps each environment variable that the new
-    configuration reads to its purpose. `files` are those that were written.
+    `summary` says how much is carried over. `differences` hold for every file of the format. `variables` maps each
+    environment variable that the new configuration reads to its purpose. `files` are those that were written.
     """
 
     source: str
@@ -45,12 +45,14 @@ class ImportReport:
     differences: Sequence[str]
     variables: Mapping[str, str]
     files: Sequence[str]
+    summary: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
         return {
             "source": self.source,
             "files": list(self.files),
+            "summary": list(self.summary),
             "findings": [finding.as_json() for finding in self.findings],
             "differences": list(self.differences),
             "variables": dict(self.variables),
@@ -72,5 +74,8 @@ class ImportReport:
         if self.variables:
             yield "environment variables to set:"
             yield from (f"  {name}: {purpose}" for name, purpose in self.variables.items())
+        if self.summary:
+            yield "in all:"
+            yield from (f"  {text}" for text in self.summary)
         yield "written, and loaded without a fault:"
         yield from (f"  {file}" for file in self.files)

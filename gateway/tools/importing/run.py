@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.tools.importing.document import LITELLM_VARIABLE, SHELL_VARIABLE, read_document
+from gateway.tools.importing.draft import Draft
 from gateway.tools.importing.litellm.advice import advice as litellm_advice
 from gateway.tools.importing.litellm.mapping import map_litellm
-from gateway.tools.importing.report import ImportReport
+from gateway.tools.importing.report import Finding, ImportReport
 from gateway.tools.importing.semantic_router.advice import advice as semantic_router_advice
 from gateway.tools.importing.semantic_router.mapping import map_semantic_router
 from gateway.tools.importing.writing import write
@@ -31,7 +32,7 @@ def import_litellm(options: ImportOptions, environ: Mapping[str, str]) -> Import
     draft = map_litellm(document, options.through)
     title = f"Imported from {options.file.name} of LiteLLM by `nearhit import litellm`."
     files = write(draft, title, options.out, environ, overwrite=options.overwrite)
-    return ImportReport(str(options.file), document.account(litellm_advice), draft.differences, draft.variables, files)
+    return _report(options, document.account(litellm_advice), draft, files)
 
 
 def import_semantic_router(options: ImportOptions, environ: Mapping[str, str]) -> ImportReport:
@@ -40,6 +41,8 @@ def import_semantic_router(options: ImportOptions, environ: Mapping[str, str]) -
     draft = map_semantic_router(document)
     title = f"Imported from {options.file.name} of vLLM Semantic Router by `nearhit import vllm-semantic-router`."
     files = write(draft, title, options.out, environ, overwrite=options.overwrite)
-    return ImportReport(
-        str(options.file), document.account(semantic_router_advice), draft.differences, draft.variables, files
-    )
+    return _report(options, document.account(semantic_router_advice), draft, files)
+
+
+def _report(options: ImportOptions, findings: Sequence[Finding], draft: Draft, files: Sequence[str]) -> ImportReport:
+    return ImportReport(str(options.file), findings, draft.differences, draft.variables, files, draft.summary)

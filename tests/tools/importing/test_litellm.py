@@ -388,3 +388,96 @@ def test_the_report_names_what_nearhit_has_instead(
 def test_an_effort_of_a_model_is_reported_with_the_parameters_of_tiers(tmp_path: Path) -> None:
     imported = import_document(tmp_path, [{"reasoning_effort": "low"}])
     assert "parameters: {reasoning_effort: low}" in imported.said("model_list[0].litellm_params.reasoning_effort")
+
+
+HOSTS = ["openai-eus", "openai", "my-openai", "x"]
+
+
+DEPLOYMENT = "/openai/deployments/d/chat/completions"
+PATHS = [
+    *("", "/", "/openai", "/openai/", "/openai/v1", "/openai/v1/", "/openai/deployments/d", DEPLOYMENT),
+    *(f"{DEPLOYMENT}?api-version=2024-10-21", "?api-version=2025-01-01-preview"),
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("path", PATHS)
+def test_only_the_path_of_an_azure_address_is_looked_at(host: str, path: str) -> None:
+    for name in (f"{host}.openai.azure.com", f"{host}.openai.azure.com:8443", f"{host}.cognitiveservices.azure.com"):
+        assert base_url(PROVIDERS["azure"], f"https://{name}{path}") == f"https://{name}/openai/v1"
+
+
+@pytest.mark.parametrize(
+    ("provider", "given", "expected"),
+    [
+        ("azure", "https://gw.host/openai-proxy/x", "https://gw.host/openai-proxy/x/openai/v1"),
+        ("azure", "https://gw.host/team/openai/deployments/d", "https://gw.host/team/openai/v1"),
+        ("openai", "http://[::1]:8000/v1/", "http://[::1]:8000/v1"),
+        ("openai", "https://openai.host/v1/chat/completions/", "https://openai.host/v1"),
+        ("hosted_vllm", "http://completions:8000/v1/completions", "http://completions:8000/v1"),
+        ("ollama", "http://[fe80::1]:11434", "http://[fe80::1]:11434/v1"),
+        ("ollama", "http://v1:11434/v1", "http://v1:11434/v1"),
+        ("anthropic", "https://messages.host/v1/messages", "https://messages.host"),
+        ("azure", "${AZURE_API_BASE}", "${AZURE_API_BASE}/openai/v1"),
+    ],
+)
+def test_an_address_is_read_as_a_url(provider: str, given: str, expected: str) -> None:
+    assert base_url(PROVIDERS[provider], given) == expected
+
+
+ODD: dict[str, str] = {
+    "no name behind the provider": "{model_name: odd, litellm_params: {model: azure/, api_base: https://openai-x.openai.azure.com}}",
+    "no scheme": "{model_name: odd, litellm_params: {model: azure/d, api_base: openai-x.openai.azure.com}}",
+    "an unclosed address": "{model_name: odd, litellm_params: {model: openai/d, api_base: 'http://[::1/v1'}}",
+    "a port out of range": "{model_name: odd, litellm_params: {model: openai/d, api_base: 'http://host:99999/v1'}}",
+    "a key in a query": "{model_name: odd, litellm_params: {model: openai/d, api_base: 'https://host/v1?key=sk-in-the-file'}}",
+    "credentials": "{model_name: odd, litellm_params: {model: openai/d, api_base: 'https://u:sk-in-the-file@host/v1'}}",
+    "a text": "just a text",
+    "a list": "[1, 2]",
+    "a mode that is a list": "{model_name: odd, litellm_params: {model: azure/d}, model_info: {mode: []}}",
+    "a long name for clients": "{model_name: " + "n" * 600 + ", litellm_params: {model: openai/d}}",
+    "nothing": "",
+    "a number as a name": "{model_name: 5, litellm_params: {model: openai/d}}",
+    "parameters that are a list": "{model_name: odd, litellm_params: [openai/d]}",
+    "a long name": "{model_name: odd, litellm_params: {model: openai/" + "d" * 600 + "}}",
+    "a key twice": "{model_name: odd, model_name: odder, litellm_params: {model: openai/d}}",
+    "a tag": "{model_name: odd, litellm_params: {model: !!python/name:os.system openai/d}}",
+    "a key that is no text": "{model_name: odd, litellm_params: {model: openai/d}, yes: 5}",
+}
+
+
+@pytest.mark.parametrize("entry", ODD.values(), ids=ODD)
+def test_one_odd_entry_is_left_out_and_named_with_its_line(tmp_path: Path, entry: str) -> None:
+    good = "  - {model_name: good, litellm_params: {model: openai/gpt-4o}}\n"
+    imported = import_text(tmp_path, f"model_list:\n{good}  - {entry}\n{good.replace('good', 'better')}")
+    assert imported.config["backends"].keys() <= {"good", "better"}
+    assert imported.routes.keys() - {"default"} == {"good", "better"}
+    said = [finding for finding in imported.report.findings if finding.path[:2] == ("model_list", 1)]
+    assert said
+    assert {finding.line for finding in said} == {3}
+    assert entry == "" or any(finding.outcome is Outcome.MISSING for finding in said)
+    assert "2 of 3 entries of model_list are carried over" in imported.report.summary
+    assert "sk-in-the-file" not in imported.report.as_text()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"redis_startup_nodes": [1]},
+        {"redis_startup_nodes": "nodes"},
+        {"sentinel_nodes": []},
+        {"host": "r.internal", "port": "x"},
+        {"host": ["r.internal"]},
+    ],
+)
+def test_a_store_that_is_not_readable_gives_way_to_the_embedded_one(tmp_path: Path, params: dict[str, Any]) -> None:
+    cache = {"cache": True, "cache_params": {"type": "redis", **params}}
+    imported = import_document(tmp_path, [{}], litellm_settings=cache)
+    assert "store" not in imported.config
+    assert "embedded store takes the place" in imported.said("litellm_settings.cache_params", Outcome.MISSING)
+
+
+def test_a_store_may_have_an_ipv6_address(tmp_path: Path) -> None:
+    cache = {"cache": True, "cache_params": {"type": "redis", "host": "fd00::7", "port": 6380}}
+    imported = import_document(tmp_path, [{}], litellm_settings=cache)
+    assert imported.config["store"]["url"] == "redis://[fd00::7]:6380"

@@ -243,3 +243,50 @@ def test_the_command_prints_the_report(
     assert json.loads(capsys.readouterr().out)["files"] == ["nearhit/config.yaml", "nearhit/policies/default.yaml"]
     assert main(["import", "vllm-semantic-router", "old.yaml"]) == 1
     assert "nearhit/config.yaml exists" in capsys.readouterr().err
+
+
+def test_the_report_says_how_many_decisions_and_caches_are_carried_over(tmp_path: Path) -> None:
+    imported = import_text(tmp_path, FULL)
+    assert imported.report.summary == [
+        "2 of 3 decisions are carried over",
+        "1 of 1 caches of decisions are carried over",
+    ]
+    assert "in all:\n  2 of 3 decisions" in imported.report.as_text()
+    topic = {"rules": {"operator": "AND", "conditions": [{"type": "keyword", "name": "urgent"}]}}
+    cache = [{"type": "response_cache", "configuration": {"enabled": True}}]
+    lost = import_decisions(tmp_path, {"name": "t", **topic, "modelRefs": [{"model": "small"}], "plugins": cache})
+    assert lost.report.as_json()["summary"] == [
+        "none of 1 decisions are carried over",
+        "none of 1 caches of decisions are carried over",
+    ]
+    assert import_decisions(tmp_path, decision("hard", "large")).report.summary == [
+        "1 of 1 decisions are carried over",
+        "no decision has a cache, so none is carried over",
+    ]
+
+
+ODD_MODELS: dict[str, Any] = {
+    "a text": "odd",
+    "no endpoint": {"name": "odd"},
+    "a port out of range": {"name": "odd", "backend_refs": [{"endpoint": "host:99999"}]},
+    "a long name": {"name": "odd", "provider_model_id": "d" * 600, "backend_refs": [{"endpoint": "host:1"}]},
+    "a weight without bound": {"name": "odd", "backend_refs": [{"endpoint": f"h{i}:1", "weight": 9999} for i in "ab"]},
+    "one address twice": {"name": "odd", "backend_refs": [{"endpoint": "host:1"}, {"endpoint": "host:1"}]},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_MODELS.values(), ids=ODD_MODELS)
+def test_one_odd_model_never_stops_the_import(tmp_path: Path, odd: Any) -> None:
+    providers = {**MODELS, "models": [odd, *MODELS["models"]]}
+    imported = import_decisions(tmp_path, decision("hard", "large"), providers=providers)
+    assert "odd" not in imported.config["backends"]
+    said = [f for f in imported.report.findings if f.path[:3] == ("providers", "models", 0)]
+    assert any(finding.outcome is Outcome.MISSING for finding in said)
+
+
+def test_a_decision_with_a_fault_of_yaml_is_left_out_with_its_line(tmp_path: Path) -> None:
+    text = FULL.replace("- name: urgent_route\n", "- name: urgent_route\n      name: again\n")
+    imported = import_text(tmp_path, text)
+    line = text.splitlines().index("      name: again") + 1
+    assert any(f.line == line and "duplicate key" in f.text for f in imported.report.findings)
+    assert imported.report.summary[0] == "2 of 3 decisions are carried over"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.config.errors import format_value
+from gateway.config.store_url import parse_store_url
 from gateway.config.units import format_duration
 from gateway.tools.importing.document import Setting
 from gateway.tools.importing.draft import Draft
-from gateway.tools.importing.errors import ImportFailed
 from gateway.tools.importing.litellm.deployments import CHAT, EMBEDDING
 
 MEMORY_TTL_S, OUTSIDE_TTL_S = 600.0, 60.0  # LiteLLM's defaults, in its process and outside
 REDIS_PORT = 6379
 MAX_WRONG_HITS = "1%"
+VARIABLE = re.compile(r"\$\{\w+\}", re.ASCII)
+VARIABLE_PORT = re.compile(r":\$\{\w+\}", re.ASCII)
 
 _SEMANTIC = ("redis-semantic", "valkey-semantic", "qdrant-semantic")
 _REDIS = ("redis", "redis-semantic", "valkey-semantic")
@@ -43,8 +47,13 @@ def read_cache(settings: Setting, draft: Draft) -> CacheRules:
     kind = params.key("type")
     name = kind.value if isinstance(kind.value, str) else "redis"
     if name in _REDIS:
-        _StoreReader(params, draft).read()
-        kind.carried(f"store.url: {draft.sections['store']['url']}")
+        try:
+            _StoreReader(params, draft).read()
+        except ValueError as error:
+            draft.sections.pop("store", None)
+            params.missing(f"the embedded store takes the place of this one: {error}; or set store.url")
+        else:
+            kind.carried(f"store.url: {draft.sections['store']['url']}")
     elif name in ("local", "disk"):
         kind.carried("the embedded store, which is the default")
     elif name == "qdrant-semantic":
@@ -107,12 +116,15 @@ def _report_semantic(params: Setting) -> None:
 
 
 def _hosts(pairs: Sequence[tuple[object, ...]]) -> str:
-    """Return `HOST:PORT,HOST:PORT`. Raise `ImportFailed` for anything else."""
-    if not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
-        raise ImportFailed(
-            "the nodes of the Redis in cache_params are not readable, expected a host and a port for each"
-        )
-    return ",".join(f"{host}:{port}" for host, port in pairs)
+    """Return `HOST:PORT,HOST:PORT`. Raise `ValueError` for anything else."""
+    if not pairs or not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise ValueError("the nodes of the Redis in cache_params are not readable, expected a host and a port for each")
+    return ",".join(f"{_bracketed(str(host))}:{port}" for host, port in pairs)
+
+
+def _bracketed(host: str) -> str:
+    """Return a host as a URL has it: an IPv6 address stands in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 class _StoreReader:
@@ -124,12 +136,16 @@ class _StoreReader:
         self._store = draft.section("store")
 
     def read(self) -> None:
+        """Fill in the section. Raise `ValueError` if the address is not readable."""
         whole = self._first("url", "redis_url")
         if whole.is_set and (url := self._whole_url(whole)) is not None:
             self._store["url"] = url
         else:
             self._store["url"] = self._address()
             self._access()
+        url = VARIABLE_PORT.sub(":80", self._store["url"])
+        if not url.startswith("${"):
+            parse_store_url(VARIABLE.sub("placeholder.invalid", url))
 
     def _first(self, *keys: str) -> Setting:
         found = [setting for key in keys if (setting := self._params.key(key)).is_set]
@@ -182,8 +198,10 @@ class _StoreReader:
         if setting.is_set:
             named = setting.variable()
             setting.carried("store.url")
+            if named is None and isinstance(setting.value, str | int):
+                return _bracketed(str(setting.value))
             if named is None:
-                return str(setting.value)
+                raise ValueError(f"expected the {key} of a Redis, got {format_value(setting.value)}")
             return f"${{{self._draft.need(named, f'{key} of the Redis that holds the entries')}}}"
         return default or f"${{{self._draft.need(variable, f'{key} of the Redis that holds the entries')}}}"
 

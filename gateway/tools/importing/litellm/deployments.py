@@ -8,11 +8,14 @@ from typing import Any
 
 from gateway.config.units import format_duration
 from gateway.tools.importing.document import Setting
-from gateway.tools.importing.draft import Draft, unique_name
+from gateway.tools.importing.draft import Draft, escape_glob, unique_name
 from gateway.tools.importing.litellm.auto_router import is_complexity_router
 from gateway.tools.importing.litellm.providers import PROVIDERS, base_url, split_model, unknown_provider
+from gateway.tools.importing.validity import fault_of
 
 LITELLM_KEY = "LITELLM_API_KEY"
+MAX_NAME = 512  # of a model in a match, special characters escaped
+MAX_RATE = 10**8  # per minute, of one entry: with more it bounds nothing
 CHAT, EMBEDDING = "chat", "embedding"
 
 # Modes whose requests are not read for a model, with their paths.
@@ -150,12 +153,15 @@ class _EntryReader:
         if client_name is None or name.variable() is not None or not isinstance(model.value, str):
             self._entry.missing("expected model_name and litellm_params.model as text; correct it and import again")
             return None
+        if len(escape_glob(client_name)) > MAX_NAME:
+            self._entry.missing(f"the entry is left out: expected a model_name of at most {MAX_NAME} characters")
+            return None
         section, url, key_env = self._endpoint(client_name, model)
         if url is None:
             self._entry.missing("the entry is left out, with all of its settings")
             return None
         mode = self._mode()
-        return Deployment(
+        deployment = Deployment(
             place=name,
             model_name=client_name,
             mode=mode,
@@ -166,6 +172,10 @@ class _EntryReader:
             weight=self._weight(),
             rates=dict(self._rates()),
         )
+        if fault := fault_of(backend_section([deployment])):
+            self._entry.missing(f"the entry is left out, because its backend would not load: {fault}")
+            return None
+        return deployment
 
     def _endpoint(self, client_name: str, model: Setting) -> tuple[dict[str, Any], str | None, str | None]:
         """Return the section with adapter and model, the base URL and the variable of the key."""
@@ -181,6 +191,9 @@ class _EntryReader:
             )
             self._draft.need(LITELLM_KEY, "key of the old proxy, for the models that still go through it")
             return {"adapter": "openai"} | _model(client_name, client_name), self._defaults.through, LITELLM_KEY
+        if not upstream_name:
+            model.missing("there is no name behind the provider; add it and import again")
+            return {}, None, None
         stated.carried("decides the adapter and the address")
         if (url := self._url(provider.url, name)) is None:
             return {}, None, None
@@ -251,7 +264,7 @@ class _EntryReader:
         if mode.value == EMBEDDING:
             mode.carried("the route has no semantic cache")
             return EMBEDDING
-        if mode.value in PATHS:
+        if isinstance(mode.value, str) and mode.value in PATHS:
             mode.changed(
                 f"the route matches the path {PATHS[mode.value]}, because nearhit does not read these requests: they "
                 "reach the backend unchanged, with the model name of the client, and are not cached"
@@ -313,7 +326,7 @@ class _EntryReader:
 
     def _rates(self) -> Iterator[tuple[str, int]]:
         for key, ours in (("rpm", "requests"), ("tpm", "tokens")):
-            rate = rate_of(self._entry, key).whole(1, 10**9)
+            rate = rate_of(self._entry, key).whole(1, MAX_RATE)
             if rate is not None:
                 yield ours, rate
 

@@ -16,6 +16,7 @@ from gateway.tools.importing.litellm.auto_router import is_complexity_router, ti
 from gateway.tools.importing.litellm.cache import CacheRules, read_cache
 from gateway.tools.importing.litellm.deployments import (
     CHAT,
+    MAX_RATE,
     PATHS,
     Defaults,
     Deployment,
@@ -68,13 +69,18 @@ def map_litellm(document: Document, through: str | None) -> Draft:
         faults = [f for f in document.findings.values() if f.outcome is Outcome.MISSING][:MAX_REASONS]
         reasons = [f"{fault.line}: {render_path(fault.path)}: {fault.text}" for fault in faults]
         raise ImportFailed("\n  ".join(["no model of model_list can be carried over, so nothing is written", *reasons]))
-    _LiteLLMRules(document, draft, groups, litellm, router).run()
+    routers = _LiteLLMRules(document, draft, groups, litellm, router).run()
     if defaults.timeout_s == TIMEOUT_S:
         draft.differences.append(
             f"backends without a timeout have LiteLLM's default, {format_duration(TIMEOUT_S)}, for the first byte"
         )
     read_access(general, draft)
     _strategy(router)
+    entries, routes = list(root.key("model_list").entries()), draft.routes
+    carried = sum(map(len, groups.values())) + routers
+    cached = sum("cache" in route for route in routes)
+    draft.summary.append(f"{carried} of {len(entries)} entries of model_list are carried over")
+    draft.summary.append(f"{cached or 'none'} of {len(routes)} routes have a cache")
     return draft
 
 
@@ -143,8 +149,8 @@ class _LiteLLMRules:
         self._fallbacks: dict[str, list[str]] = {}
         self._common: list[dict[str, Any]] = []
 
-    def run(self) -> None:
-        """Fill in the rules, the narrow ones first and the default last."""
+    def run(self) -> int:
+        """Fill in the rules, the narrow ones first and the default last. Return how many choose by complexity."""
         self._caches = read_cache(self._litellm, self._draft)
         self._common = client_limits(self._litellm)
         self._fallbacks = self._read_fallbacks()
@@ -161,8 +167,9 @@ class _LiteLLMRules:
                 taken |= {path} if path else set()
         for alias, name in self._aliases():
             self._draft.add_route(alias, {"match": {"model": escape_glob(alias)}, **self._rule(name)})
-        self._add_complexity_routers()
+        routers = self._add_complexity_routers()
         self._add_default()
+        return routers
 
     def _place(self, name: str) -> Setting:
         """Return the first entry with this name."""
@@ -204,11 +211,12 @@ class _LiteLLMRules:
                 if not whole:
                     setting.missing("other entries of this name have no such rate: it is a weight, and bounds nothing")
                     continue
-                said = f"limits: {{per: route, {ours}: {sum(rates)}/min}}, and a burst of as many; beyond it 429"
+                total = min(sum(rates), MAX_RATE)
+                said = f"limits: {{per: route, {ours}: {total}/min}}, and a burst of as many; beyond it 429"
                 weighs = "" if self._enforced else ". Without enforce_model_rate_limits the old rate is only a weight"
                 setting.changed(said + weighs)
             if whole and rates:
-                limit[ours] = f"{sum(rates)}/min"
+                limit[ours] = f"{min(sum(rates), MAX_RATE)}/min"
         if len(limit) > 1:
             yield limit
 
@@ -274,8 +282,9 @@ class _LiteLLMRules:
                     alias.carried(f"a route of its own, with the rule of {name}{apart}")
                     yield alias.name, name
 
-    def _add_complexity_routers(self) -> None:
-        """Add a route with tiers for each entry that chooses by complexity."""
+    def _add_complexity_routers(self) -> int:
+        """Add a route with tiers for each entry that chooses by complexity, and return their number."""
+        added = 0
         for entry in self._document.root.key("model_list").entries():
             if not is_complexity_router(entry):
                 continue
@@ -290,6 +299,8 @@ class _LiteLLMRules:
             }
             matched = {"match": {"model": escape_glob(name.value)}}
             self._draft.add_route(name.value, matched | rule | ({"limits": limits} if limits else {}))
+            added += 1
+        return added
 
     def _add_default(self) -> None:
         """Add the last rule, which matches every request."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from gateway.config.errors import format_value
 from gateway.config.fields import http_url
@@ -28,6 +29,7 @@ class Provider:
     note: str = ""
 
 
+AZURE = "/openai/v1"  # path of Azure's v1 API
 _COMPATIBLE = "nearhit calls the OpenAI-compatible endpoint of this provider, not its native one"
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -35,7 +37,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "text-completion-openai": Provider("https://api.openai.com/v1", "OPENAI_API_KEY"),
     "anthropic": Provider("https://api.anthropic.com", "ANTHROPIC_API_KEY", adapter="anthropic"),
     "azure": Provider(
-        None, "AZURE_API_KEY", suffix="/openai/v1", note="nearhit calls Azure's v1 API, which needs no api_version"
+        None, "AZURE_API_KEY", suffix=AZURE, note="nearhit calls Azure's v1 API, which needs no api_version"
     ),
     "cerebras": Provider("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
     "custom_openai": Provider(None, "OPENAI_API_KEY"),
@@ -77,17 +79,35 @@ def split_model(model: str, stated: str | None) -> tuple[str, str]:
 
 
 def base_url(provider: Provider, api_base: str) -> str:
-    """Return the base URL for an `api_base`, which may be `${NAME}`. Raise `ValueError`."""
+    """Return the base URL for an `api_base`, which may be `${NAME}`. Raise `ValueError`.
+
+    Only the path is looked at: the host of an Azure resource may begin with `openai`.
+    """
     if api_base.startswith("${"):
         return api_base + provider.suffix
-    url = http_url(api_base, extra="api_key_env").rstrip("/")
+    url = urlsplit(http_url(_without_query(api_base, provider), extra="api_key_env"))
+    path = url.path.rstrip("/")
     if provider.adapter == "anthropic":
-        return url.removesuffix("/messages").removesuffix("/v1")
-    for path in ("/chat/completions", "/completions", "/embeddings"):
-        url = url.removesuffix(path)
-    if provider.suffix == "/openai/v1" and "/openai" in url:  # an address of one deployment
-        url = url[: url.index("/openai")]
-    return url if provider.suffix and url.endswith(provider.suffix) else url + provider.suffix
+        path = path.removesuffix("/messages").removesuffix("/v1")
+    else:
+        for operation in ("/chat/completions", "/completions", "/embeddings"):
+            path = path.removesuffix(operation)
+        segments = path.split("/")
+        if provider.suffix == AZURE and "openai" in segments:  # an address of one deployment, or of the API itself
+            path = "/".join(segments[: segments.index("openai")])
+        path = path.removesuffix(provider.suffix) + provider.suffix
+    return url._replace(path=path).geturl()
+
+
+def _without_query(url: str, provider: Provider) -> str:
+    """Return the URL without the version that Azure's v1 API does not need. Raise `ValueError` for another query.
+
+    A query may contain a key, so it is not repeated.
+    """
+    base, mark, query = url.partition("?")
+    if mark and not (provider.suffix == AZURE and re.fullmatch(r"(api-version=[\w.-]*)?", query)):
+        raise ValueError("the URL has a query, which no backend sends, expected a URL such as https://host/v1")
+    return base
 
 
 def unknown_provider(provider: str, model: str) -> str:

@@ -45,6 +45,14 @@ def read_store(stores: Setting, draft: Draft) -> CacheDefaults:
     return CacheDefaults(enabled.value is not False, seconds or TTL_S)
 
 
+def has_cache(plugins: Setting) -> bool:
+    """Return whether a decision has a cache that is on."""
+    return any(
+        plugin.key("type").value in PLUGINS and plugin.key("configuration").key("enabled").value is not False
+        for plugin in plugins.entries()
+    )
+
+
 def read_cache_rule(plugins: Setting, defaults: CacheDefaults, *, whole: bool) -> dict[str, Any] | None:
     """Return the section `cache` of a decision with a cache, or None. `whole`: the decision covers its whole route."""
     for plugin in plugins.entries():

@@ -12,7 +12,7 @@ from gateway.tools.importing.document import Document, Setting
 from gateway.tools.importing.draft import Draft, escape_glob
 from gateway.tools.importing.errors import ImportFailed
 from gateway.tools.importing.semantic_router.advice import TOPIC
-from gateway.tools.importing.semantic_router.cache import CacheDefaults, read_cache_rule, read_store
+from gateway.tools.importing.semantic_router.cache import CacheDefaults, has_cache, read_cache_rule, read_store
 from gateway.tools.importing.semantic_router.models import Models, read_models
 
 VERSION = "v0.3"
@@ -39,6 +39,7 @@ def map_semantic_router(document: Document) -> Draft:
     for name, backend in models.backends.items():
         draft.add_route(name, {"match": {"model": escape_glob(name)}, "route": {"backend": backend}})
     draft.routes.append({"name": "default", "match": {}, **mapping.rule(root.key("routing"))})
+    draft.summary += mapping.summary()
     draft.section("auth")["mode"] = "passthrough"
     draft.differences += [
         "auth.mode is passthrough: anybody may call the models, and the credentials of each client separate its stored "
@@ -78,6 +79,16 @@ class _SemanticRouterRules:
         self._draft = draft
         self._models = models
         self._caches = caches
+        self._decisions = self._carried = 0
+        self._found_caches = self._carried_caches = 0
+
+    def summary(self) -> Iterator[str]:
+        """Yield how many decisions and caches are carried over, after all rules."""
+        yield f"{self._carried or 'none'} of {self._decisions} decisions are carried over"
+        if self._found_caches:
+            yield f"{self._carried_caches or 'none'} of {self._found_caches} caches of decisions are carried over"
+        else:
+            yield "no decision has a cache, so none is carried over"
 
     def entrypoints(self, root: Setting) -> None:
         """Add a route for each name of an entrypoint, with the rule of its recipe."""
@@ -109,6 +120,8 @@ class _SemanticRouterRules:
         caches: list[dict[str, Any]] = []
         decisions = sorted(routing.key("decisions").entries(), key=_priority, reverse=True)
         for decision in decisions:
+            self._decisions += 1
+            self._found_caches += has_cache(decision.key("plugins"))
             levels = _levels(decision)
             if levels is None:
                 decision.missing(f"the decision is left out, with all of its settings: {TOPIC}")
@@ -120,9 +133,11 @@ class _SemanticRouterRules:
             chosen |= dict.fromkeys(new, target)
             for key in ("name", "priority", "tier"):
                 decision.key(key).carried("the tiers of the route have its place")
+            self._carried += bool(new)
             self._report_rules(decision, new)
             cache = read_cache_rule(decision.key("plugins"), self._caches, whole=len(levels) == len(LEVELS))
             caches += [] if cache is None else [cache]
+        self._carried_caches += sum(cache == caches[0] for cache in caches)
         default = _Target(self._models.backends[self._models.default])
         tiers = list(dict.fromkeys(chosen.get(level, default) for level in LEVELS))
         if len(caches) > 1 and any(cache != caches[0] for cache in caches):

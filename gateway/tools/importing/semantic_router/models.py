@@ -10,6 +10,7 @@ from gateway.config.errors import format_value
 from gateway.config.fields import http_url
 from gateway.tools.importing.document import Setting
 from gateway.tools.importing.draft import Draft, unique_name
+from gateway.tools.importing.validity import fault_of
 
 MAX_ATTEMPTS = 10
 _PRICES = (
@@ -34,7 +35,9 @@ def read_models(providers: Setting, draft: Draft) -> Models | None:
     for entry in providers.key("models").entries():
         name = entry.key("name").text()
         section = None if name is None else _Reader(entry, name, draft).section()
-        if name is not None and section is not None:
+        if section is not None and (fault := fault_of(section)):
+            entry.missing(f"the model is left out, because its backend would not load: {fault}")
+        elif name is not None and section is not None:
             backends[name] = draft.add_backend(name.rpartition("/")[2], section)
             entry.key("name").carried(f"backend {backends[name]}, and a route for requests that name the model")
     if not backends:
