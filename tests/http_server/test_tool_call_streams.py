@@ -137,6 +137,20 @@ async def test_calls_stay_two_in_anthropics_words(translating: Served, upstream:
     assert whole.json["stop_reason"] == "tool_use"
 
 
+async def test_a_call_that_ran_out_of_tokens_is_an_answer_in_anthropics_words(
+    translating: Served, upstream: Upstream
+) -> None:
+    made = call_of("a", "get_weather", '{"city":"Os')
+
+    async def answer(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(completion(call, "I look.", "length", tool_calls=[made]))
+
+    upstream.answer = answer
+    whole = await ask_message(translating, tools=ANTHROPIC_TOOLS)
+    assert (whole.status, whole.json["stop_reason"]) == (200, "max_tokens")
+    assert [block["type"] for block in whole.json["content"]] == ["text", "tool_use"]
+
+
 async def test_thinking_in_parts_is_one_list_for_a_whole_client(admitting: Served, upstream: Upstream) -> None:
     thoughts = [{"type": "thinking", "thinking": [{"type": "text", "text": text}]} for text in ("so ", "it is")]
     saying(upstream, *({"content": said} for said in ("", [thoughts[0]], [thoughts[1]], "it ", "is")), finish="stop")

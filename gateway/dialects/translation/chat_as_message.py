@@ -71,7 +71,8 @@ class ChatAnswer:
             if body.get("error") is not None:
                 raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             choice = self._stops.whole(body["choices"][0])
-            content = list(_content(choice["message"], self._original, self._ids))
+            is_cut = choice.get("finish_reason") == "length"
+            content = list(_content(choice["message"], self._original, self._ids, is_cut=is_cut))
             has_tool_calls = any(block["type"] == "tool_use" for block in content)
             has_refusal = bool(choice["message"].get("refusal"))
             fields = {"content": content, **_ending(choice, has_tool_calls=has_tool_calls, has_refusal=has_refusal)}
@@ -230,18 +231,32 @@ def _sentence(status: int, data: bytes) -> str:
     return f"prompt is too long: {said}" if is_context_overflow(data) else said
 
 
-def _content(message: Mapping[str, Any], original: Callable[[str], str], ids: UniqueIds) -> Iterator[dict[str, Any]]:
+def _content(
+    message: Mapping[str, Any], original: Callable[[str], str], ids: UniqueIds, *, is_cut: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the blocks of a whole message. `is_cut`: the tokens ran out, perhaps within the arguments of a call."""
     for kind, text in _texts(message):
         yield {"type": kind, kind: text, **UNSIGNED.get(kind, {})}
     for i, call in enumerate(_calls(message)):
         function = call.get("function") or {}
-        arguments = load_json(arguments_text(function.get("arguments")) or "{}")
+        arguments = _parsed(arguments_text(function.get("arguments")), is_cut=is_cut)
         if arguments is None or arguments == []:  # as some servers write no arguments
             arguments = {}
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
         tool_id, name = ids.take(call.get("id") or f"toolu_{i}"), _client_name(function.get("name") or "", original)
         yield {"type": "tool_use", "id": tool_id, "name": name, "input": arguments}
+
+
+def _parsed(arguments: str, *, is_cut: bool) -> Any:
+    """Return arguments as a value. Those that were cut have none in Anthropic's protocol, whose clients see by the stop
+    reason that the call is not to be made."""
+    try:
+        return load_json(arguments or "{}")
+    except ValueError:
+        if is_cut:
+            return {}
+        raise
 
 
 def _client_name(name: Any, original: Callable[[str], str]) -> Any:
