@@ -17,7 +17,7 @@ import orjson
 from gateway.dialects.json_body import dump_json, read_object
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Bypass, CacheHints, Call, Decisive, Inspection, Outgoing
+from gateway.messages import Admission, Bypass, CacheHints, Call, Decisive, Event, Inspection, Outgoing
 
 SESSION = "mcp-session-id"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"  # in `_meta` from 2026-07-28 on, the first version with hints
@@ -122,6 +122,11 @@ class MCP(Unstreamed):
         """Return the only message of a stream. Raise `MalformedResponse` if there are several."""
         _only_message(payload)
         return next(data for data in payload if data)
+
+    def is_end(self, event: Event) -> bool:
+        """Return whether an event is the response: the server ends the stream with it, and clients leave there."""
+        message = read_message(event.data)
+        return "id" in message and ("result" in message or "error" in message) and "method" not in message
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         code = INVALID_REQUEST if kind == "invalid_request_error" else INTERNAL_ERROR

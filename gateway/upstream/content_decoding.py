@@ -2,19 +2,97 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import brotli
 
 from gateway.errors import UpstreamStreamError
 
-# Bytes that one read of a body may expand to. A read has at most some 256 kB, and deflate expands at most 1032 times.
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+# Bytes that one read of a body may expand to. A read has at most some 256 kB.
 MAX_EXPANDED_BYTES = 16 * 1024 * 1024
 
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # the header tells which one
-GZIP_START = 0x1F  # the first byte of each member: a body may have several
 RAW = -zlib.MAX_WBITS  # deflate without a header, which some servers send as `deflate`
+GZIP_START, ZSTD_START = 0x1F, 0x28  # the first byte of each member or frame: a body may have several
+WINDOW_LOG_MAX = 23  # RFC 9659 allows windows of 8 MB
 
-CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
+
+class _Decompressor(Protocol):
+    """The interface of zlib's decompressor, as far as it is used."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """The data behind the end."""
+
+    @property
+    def unconsumed_tail(self) -> object:
+        """True if the last result was as long as allowed, and there is more."""
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _Brotli:
+    unused_data = b""
+
+    def __init__(self) -> None:
+        self._decoder = brotli.Decompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._decoder.is_finished())
+
+    @property
+    def unconsumed_tail(self) -> bool:
+        return not self.eof and not self._decoder.can_accept_more_data()
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        return bytes(self._decoder.process(data, output_buffer_limit=max_length))
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        self._decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data if self.eof else b""
+
+    @property
+    def unconsumed_tail(self) -> bool:
+        return not self.eof and not self._decoder.needs_input
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        return self._decoder.decompress(data, max_length)
+
+
+def _gunzip() -> _Decompressor:
+    return zlib.decompressobj(GZIP_OR_ZLIB)
+
+
+_DECOMPRESSORS: Mapping[str, Callable[[], _Decompressor]] = {
+    "gzip": _gunzip,
+    "x-gzip": _gunzip,
+    "deflate": _gunzip,
+    "br": _Brotli,
+    "zstd": _Zstd,
+}
+CODINGS = frozenset(_DECOMPRESSORS)
+_INVALID = (zlib.error, brotli.error, zstd.ZstdError, EOFError)
 
 
 def coding_of(header_map: Mapping[str, str]) -> str:
@@ -28,7 +106,8 @@ class ContentDecoder:
 
     def __init__(self, coding: str) -> None:
         self._head: bytes | None = b"" if coding == "deflate" else None  # the start of a body whose form is not known
-        self._decoder = zlib.decompressobj(GZIP_OR_ZLIB)
+        self._open = _DECOMPRESSORS[coding]
+        self._decoder = self._open()
 
     def decode(self, piece: bytes) -> bytes:
         """Return what the next piece expands to. Raise `UpstreamStreamError`."""
@@ -42,12 +121,12 @@ class ContentDecoder:
         parts, size = [], 0
         while piece:
             if self._decoder.eof:
-                if piece[0] != GZIP_START:
+                if piece[0] not in (GZIP_START, ZSTD_START):
                     break  # padding
-                self._decoder = zlib.decompressobj(GZIP_OR_ZLIB)
+                self._decoder = self._open()
             try:
                 parts.append(self._decoder.decompress(piece, max(1, MAX_EXPANDED_BYTES - size)))
-            except zlib.error as error:
+            except _INVALID as error:
                 raise UpstreamStreamError(f"the response is not in its Content-Encoding ({error})") from None
             size += len(parts[-1])
             if self._decoder.unconsumed_tail:

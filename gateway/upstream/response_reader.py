@@ -85,7 +85,7 @@ class ResponseReader:
         if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
         if is_stream:
-            return Response(answer.status, headers, self._bytes(first, decode))
+            return Response(answer.status, headers, self._relayed(first, dialect, decode))
         if streams and answer.status == 200 and not dialect.relays:
             first = await self._read_beginning(first)
             if begins_event(first) and not coding:
@@ -126,8 +126,7 @@ class ResponseReader:
         except UpstreamStreamError as error:
             raise BackendError(str(error)) from None
         if (failure := _error_in(self._after_comments or batch, dialect)) is not None:
-            self.complete = True
-            self._deadline = min(self._deadline, self._loop.time() + END_OF_BODY_S)
+            self._complete()
             if failure[0] == OVERLOADED:
                 self._permit.on_timeout()
             self.close()
@@ -139,17 +138,24 @@ class ResponseReader:
         """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
         events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
         events = parser.feed(decode(chunk))
-        if not self.complete:
-            for event in events:
-                if dialect.is_end(event):
-                    self.complete = True
-                    self._deadline = min(self._deadline, self._loop.time() + END_OF_BODY_S)
-                    break
+        self._look_for_end(events, dialect)
         if not self._comments:
             return events
         comments, self._after_comments = Comments(self._comments), events
         self._comments.clear()
         return comments
+
+    def _look_for_end(self, events: Sequence[Event], dialect: Dialect) -> None:
+        if self.complete:
+            return
+        for event in events:
+            if dialect.is_end(event):
+                self._complete()
+                return
+
+    def _complete(self) -> None:
+        self.complete = True
+        self._deadline = min(self._deadline, self._loop.time() + END_OF_BODY_S)
 
     @property
     def has_events(self) -> bool:
@@ -221,11 +227,24 @@ class ResponseReader:
             raise BackendError(str(error)) from None
         return b"".join(chunks), False
 
-    def _bytes(self, first: bytes, decode: Decode | None = None) -> ByteStream:
-        def feed(chunk: bytes) -> Sequence[bytes]:
-            return (chunk,) if decode is None else tuple(filter(None, (decode(chunk),)))
+    def _bytes(self, first: bytes) -> ByteStream:
+        return ByteStream(self._stream((first,) if first else (), lambda chunk: (chunk,), tuple))
 
-        return ByteStream(self._stream(feed(first) if first else (), feed, tuple))
+    def _relayed(self, first: bytes, dialect: Dialect, decode: Decode) -> ByteStream:
+        """Return the bytes of a stream. Its events are only read to find its end marker."""
+        parser: SSEParser | None = SSEParser(self._max_event)
+
+        def feed(chunk: bytes) -> Sequence[bytes]:
+            nonlocal parser
+            piece = decode(chunk)
+            if parser is not None:
+                try:
+                    self._look_for_end(parser.feed(piece), dialect)
+                except UpstreamStreamError:  # a message that is too long, which the client may still want
+                    parser = None
+            return (piece,) if piece else ()
+
+        return ByteStream(self._stream(feed(first), feed, tuple))
 
     def _stream(
         self,

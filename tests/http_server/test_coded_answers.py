@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import brotli
 import pytest
+from backports import zstd
 
 from gateway.errors import UpstreamStreamError
 from gateway.upstream.content_decoding import MAX_EXPANDED_BYTES, ContentDecoder, decode_whole
@@ -45,7 +47,31 @@ class Compressor:
         return self.state.flush()
 
 
+class BrotliCompressor(Compressor):
+    def __init__(self) -> None:
+        self.coder = brotli.Compressor()
+
+    def piece(self, data: bytes) -> bytes:
+        return self.coder.process(data) + self.coder.flush()
+
+    def end(self) -> bytes:
+        return self.coder.finish()
+
+
+class ZstdCompressor(Compressor):
+    def __init__(self) -> None:
+        self.coder = zstd.ZstdCompressor()
+
+    def piece(self, data: bytes) -> bytes:
+        return self.coder.compress(data, zstd.ZstdCompressor.FLUSH_BLOCK)
+
+    def end(self) -> bytes:
+        return self.coder.flush()
+
+
 CODINGS: list[tuple[str, Callable[[], Compressor]]] = [
+    ("br", BrotliCompressor),
+    ("zstd", ZstdCompressor),
     ("gzip", lambda: Compressor(31)),
     ("x-gzip", lambda: Compressor(31)),
     ("deflate", lambda: Compressor(15)),
@@ -96,14 +122,15 @@ async def test_a_compressed_stream_is_decoded(
 
 @BOTH
 @CLIENTS
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", "mark"])
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "identity", "mark"])
 @pytest.mark.parametrize("speaks", ["openai", "anthropic"])
 async def test_a_compressed_or_marked_whole_answer_is_read(
     endpoint: WireUpstream, tmp_path: Path, policy: str, client: str, coding: str, speaks: str
 ) -> None:
     """Also where it is translated, or split into a stream."""
     whole = json.dumps(CHAT).encode()
-    data = {"gzip": gzip.compress(whole), "deflate": zlib.compress(whole), "mark": MARK + whole}.get(coding, whole)
+    coded = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstd.compress, "mark": MARK.__add__}
+    data = coded.get(coding, bytes)(whole)
     said = "identity" if coding == "mark" else coding
     endpoint.answer(head_of("application/json", said, len(data)) + data)
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
@@ -148,11 +175,15 @@ async def test_a_compressed_stream_with_other_bytes_ends_with_an_error_event(
         assert stored(served) == 0
 
 
-def test_what_expands_to_too_much_is_refused() -> None:
-    bomb = zlib.compress(bytes(MAX_EXPANDED_BYTES + 1))
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("br", brotli.compress), ("zstd", zstd.compress)],
+)
+def test_what_expands_to_too_much_is_refused(coding: str, compress: Callable[[bytes], bytes]) -> None:
+    bomb = compress(bytes(2 * MAX_EXPANDED_BYTES))
     with pytest.raises(UpstreamStreamError, match="exceeds"):
-        ContentDecoder("deflate").decode(bomb)
-    assert decode_whole(bomb, "deflate") is None
+        ContentDecoder(coding).decode(bomb)
+    assert decode_whole(bomb, coding) is None
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
@@ -164,6 +195,9 @@ def test_a_body_is_decoded_however_it_is_cut(size: int) -> None:
         ("gzip", gzip.compress(text) + bytes(20)),
         ("deflate", zlib.compress(text)),
         ("deflate", zlib.compress(text)[2:-4]),
+        ("br", brotli.compress(text)),
+        ("zstd", zstd.compress(text)),
+        ("zstd", zstd.compress(text[:999]) + zstd.compress(text[999:])),
     ):
         decoder = ContentDecoder(coding)
         pieces = [data[start : start + size] for start in range(0, len(data), size)]

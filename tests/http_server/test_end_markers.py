@@ -141,6 +141,18 @@ CELLS = [  # the dialect of the client, and of the backend
 ]
 
 
+EVERY_STEP = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%}}
+    route: {light: light, large: large, escalate_above: 0.5, latency_budget: 100s}
+    limits: [{tokens: 10000/min, per: tenant}]
+    record: on
+"""
+
+
 def gateway_before(
     endpoint: Endpoint, tmp_path: Path, speaks: str, policy: str = EXACT_CACHE, client: str = "own", **backend: Any
 ) -> Any:
@@ -172,6 +184,24 @@ async def test_five_equal_questions_of_an_official_client_are_one_call(
     endpoint.late_s = late_s
     async with gateway_before(endpoint, tmp_path, speaks, client=client) as served:
         said = [await ASKS[asks](served) for _ in range(5)]
+    assert said == [TEXT] * 5
+    assert endpoint.calls == 1
+
+
+@pytest.mark.parametrize("asks", ["openai", "anthropic"])
+@pytest.mark.parametrize("server", ["plain", "aiohttp"])
+async def test_a_route_with_every_step_completes_an_answer_at_its_marker(
+    endpoint: Endpoint, tmp_path: Path, asks: str, server: str
+) -> None:
+    """Tiers, a budget, limits, the similarity cache and a traffic log watch the same stream."""
+    endpoint.late_s, endpoint.events = NEVER, CHAT
+    backend = {"adapter": "openai", "url": endpoint.url, "timeouts": {"idle": "120s"}, "retries": {"attempts": 3}}
+    async with gateway_of(config_of(tmp_path, {"light": backend, "large": backend}), EVERY_STEP) as served:
+        served.gateway.data_port._connections.accepts_plain = server == "plain"
+        said = [await ASKS[asks](served) for _ in range(5)]
+        await until(lambda: served.gateway.parts.telemetry.requests.total() == 5)
+        assert stored(served) == 1
+        assert not served.gateway.parts.flights
     assert said == [TEXT] * 5
     assert endpoint.calls == 1
 
@@ -332,3 +362,33 @@ async def test_a_client_that_leaves_before_the_model_has_finished_cancels_the_ca
         await asyncio.wait_for(halting.left.wait(), 120)
         await until(lambda: not served.gateway.parts.flights)
         assert stored(served) == 0
+
+
+TOOLS = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 10m}, share: global, mcp: {tools: {search: {ttl: 5m, read_only: on}}}}
+    route: {backend: main}
+"""
+RESULT = Event(b'{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"found"}]}}', "message")
+CALL_TOOL = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search","arguments":{"query":"x"}}}'
+
+
+@pytest.mark.parametrize("client", ["own", "aiohttp"])
+async def test_a_client_of_an_mcp_server_may_leave_at_the_result(
+    endpoint: Endpoint, tmp_path: Path, client: str
+) -> None:
+    """As the official client does. The stream is relayed byte for byte."""
+    endpoint.events, endpoint.late_s = [RESULT], NEVER
+    config = config_of(tmp_path, {"main": {"adapter": "mcp", "url": endpoint.url, "client": client}})
+    async with gateway_of(config, TOOLS) as served:
+        for _ in range(3):
+            async with connected(served.url) as wire:
+                head = b"POST /mcp HTTP/1.1\r\nHost: g\r\nAccept: application/json, text/event-stream\r\n"
+                await wire.send(head + b"Content-Length: %d\r\n\r\n%b" % (len(CALL_TOOL), CALL_TOOL))
+                await until_done(wire, b"found")
+            await until(lambda: not served.gateway.parts.flights)
+        assert stored(served) == 1
+    assert endpoint.calls == 1
