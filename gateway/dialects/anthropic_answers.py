@@ -101,7 +101,7 @@ def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
     Malformed streams raise `ValueError`, `TypeError`, `AttributeError` or `KeyError`.
     """
     message: dict[str, Any] = {}
-    blocks: dict[int, _Block] = {}
+    blocks = _Blocks()
     for data in payload:
         event = {} if data == DONE else load_json(data)
         kind = event.pop("type", None)
@@ -112,18 +112,46 @@ def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
                 raise ValueError("a stream that starts twice, or in the middle")
             message = event["message"]
         elif kind == "content_block_start":
-            if event["index"] in blocks:
-                raise ValueError("two blocks of one index")
-            blocks[event["index"]] = _Block(event["content_block"])
+            blocks.start(event["index"], event["content_block"])
         elif kind == "content_block_delta":
-            blocks[event["index"]].add(event["delta"])
+            blocks.add(event["index"], event["delta"])
+        elif kind == "content_block_stop":
+            blocks.stop(event["index"])
         elif kind in ("message_delta", "message_stop"):
             _apply_message_event(message, event)
             if kind == "message_stop":
                 break  # notes of the server may follow
     if "role" not in message:
         raise ValueError("a stream without a message")
-    return {**message, "content": [blocks[index].to_block() for index in sorted(blocks)]}
+    return {**message, "content": blocks.to_list()}
+
+
+class _Blocks:
+    """The content blocks of a stream. Some servers give each block the index 0; then one follows the other."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}  # the last one of each index
+        self._replaced: list[_Block] = []
+        self._stopped: set[int] = set()
+
+    def start(self, index: int, block: dict[str, Any]) -> None:
+        """Raise `ValueError` if the block cannot be told from another one of its index."""
+        if (earlier := self._blocks.pop(index, None)) is not None:
+            if index not in self._stopped or self._blocks:
+                raise ValueError("two blocks of one index")
+            self._replaced.append(earlier)
+        self._stopped.discard(index)
+        self._blocks[index] = _Block(block)
+
+    def add(self, index: int, delta: Mapping[str, Any]) -> None:
+        self._blocks[index].add(delta)
+
+    def stop(self, index: int) -> None:
+        self._stopped.add(index)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        last = [self._blocks[index] for index in sorted(self._blocks)]
+        return [block.to_block() for block in (*self._replaced, *last)]
 
 
 class _Block:

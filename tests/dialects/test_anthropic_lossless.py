@@ -275,3 +275,27 @@ def test_plain_text_becomes_a_message() -> None:
     body = orjson.loads(assemble(data_of(tuple(events))))
     assert body["content"] == [{"type": "text", "text": "one two"}]
     assert (body["id"], body["stop_reason"], count_tokens(body["usage"])) == ("msg_1", "max_tokens", (5, 2))
+
+
+def uses_at(*indices: int, stops: bool = True) -> list[dict[str, Any]]:
+    """A stream of tool calls whose blocks have these indices."""
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": message()}]
+    for number, index in enumerate(indices):
+        block = {"type": "tool_use", "id": f"t{number}", "name": "f", "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": f'{{"n":{number}}}'}
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        events.append({"type": "content_block_delta", "index": index, "delta": delta})
+        events += [{"type": "content_block_stop", "index": index}] if stops else []
+    ended = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 3}}
+    return [*events, ended, {"type": "message_stop"}]
+
+
+def test_blocks_of_one_index_are_as_many_as_have_begun() -> None:
+    content = json.loads(assemble(map(encoded, uses_at(0, 0, 0))))["content"]
+    assert [(use["id"], use["input"]) for use in content] == [(f"t{n}", {"n": n}) for n in range(3)]
+
+
+@pytest.mark.parametrize("events", [uses_at(0, 0, stops=False), uses_at(0, 1, 0)])
+def test_blocks_of_one_index_that_cannot_be_told_apart_are_malformed(events: list[dict[str, Any]]) -> None:
+    with pytest.raises(MalformedResponse):
+        assemble(map(encoded, events))

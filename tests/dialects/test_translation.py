@@ -25,7 +25,7 @@ from gateway.messages import Admission, Event
 from gateway.ports import TranslatedCall
 from gateway.upstream.header_filter import own_headers, translated_headers
 from tests.dialects.test_anthropic_lossless import MESSAGES as ANY_MESSAGES
-from tests.dialects.test_anthropic_lossless import cut, message
+from tests.dialects.test_anthropic_lossless import cut, message, uses_at
 from tests.dialects.test_openai_answers import data_of, encoded
 
 CHAT = "chat.completions"
@@ -356,6 +356,14 @@ def test_a_model_is_listed_in_either_shape() -> None:
     listed = anthropic_model({"id": "m", "object": "model", "created": 1767312000})
     assert (listed["type"], listed["display_name"], listed["created_at"]) == ("model", "m", "2026-01-02T00:00:00Z")
     assert openai_model({**claude, "created_at": "soon"})["created"] == 0
+
+
+def test_blocks_of_one_index_are_as_many_tool_calls() -> None:
+    payload = through(to_claude(), (Event(encoded(event), event["type"]) for event in uses_at(0, 0, 0)))
+    calls = json.loads(openai_answers.assemble(CHAT, payload))["choices"][0]["message"]["tool_calls"]
+    assert [(call["id"], call["function"]["arguments"]) for call in calls] == [
+        (f"t{n}", f'{{"n":{n}}}') for n in range(3)
+    ]
 
 
 def test_events_of_the_other_end_that_say_nothing_are_told_nothing_of() -> None:

@@ -90,7 +90,8 @@ class ChatChunks:
         self._head: dict[str, Any] = {**head, "object": "chat.completion.chunk", "created": created}
         self.has_ended = False
         self._usage: dict[str, Any] = {}
-        self._calls: dict[int, int] = {}  # index of a block -> index of its tool call
+        self._calls: dict[int, int] = {}  # index of a block -> index of its tool call, the last one of that index
+        self._count = 0  # of tool calls
         self._start_arguments: dict[int, str] = {}  # arguments from the block's start, sent if no delta has any
 
     def of(self, event: Mapping[str, Any]) -> Iterator[Event]:
@@ -127,7 +128,7 @@ class ChatChunks:
     def _block_start(self, index: int, block: Mapping[str, Any]) -> Iterator[Event]:
         kind = block["type"]
         if kind == "tool_use":
-            self._calls[index] = len(self._calls)
+            self._calls[index], self._count = self._count, self._count + 1
             self._start_arguments[index] = dump_json(block.get("input") or {}).decode()
             function = {"name": self._original(block["name"]), "arguments": ""}
             call = {"index": self._calls[index], "id": block["id"], "type": "function", "function": function}
