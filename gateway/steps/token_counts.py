@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.context import RequestContext
+from gateway.dialects.json_body import BOM
 from gateway.errors import GatewayError
 from gateway.messages import FullBody, Response
 from gateway.routing.limit_evaluation import BYTES_A_TOKEN
@@ -56,7 +57,7 @@ def counts_tokens(request: RequestContext) -> bool:
 def _estimate_body(request: RequestContext) -> int | None:
     """Return the estimate; None: the body is no message request."""
     try:
-        body = orjson.loads(request.body_source.read_nowait() or b"")
+        body = orjson.loads((request.body_source.read_nowait() or b"").removeprefix(BOM))
     except (orjson.JSONDecodeError, GatewayError):
         return None
     return estimate_tokens(body) if isinstance(body, dict) and isinstance(body.get("messages"), list) else None

@@ -43,6 +43,7 @@ from gateway.upstream.additions import (
 from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
 from gateway.upstream.base_url import BaseUrl
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
+from gateway.upstream.content_decoding import coding_of, decode_whole
 from gateway.upstream.header_filter import (
     GATEWAY_PREFIX,
     REQUEST_EXCLUDED,
@@ -127,6 +128,7 @@ CLUES = REFUSALS | {NOT_FOUND}  # refusals that may be about what the gateway it
 
 ALL_MODELS = {"anthropic": "limit=1000"}  # Anthropic pages its list, at most this many a page
 
+IDENTITY = (("Accept-Encoding", "identity"),)
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
@@ -390,11 +392,13 @@ class HttpBackend(LimitedBackend):
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         permit = await self._limiter.acquire(request)
         try:
-            headers = self._headers(request, foreign=self._is_foreign(request))
+            # The client's Accept-Encoding is about its own list, which this one becomes a part of.
+            headers = _override_headers(self._headers(request, foreign=self._is_foreign(request)), IDENTITY)
             listing = self._models_request(headers, ALL_MODELS.get(self.speaks, ""))
             answer = await self._client.send(listing, self._deadline_in(self._timeouts.first_byte))
             try:
-                listed = orjson.loads(await self._read_all(answer))
+                data, coding = await self._read_all(answer), coding_of(answer.header_map)
+                listed = orjson.loads(data if not coding else decode_whole(data, coding) or b"")
             finally:
                 answer.close()
             if answer.status == 200:
@@ -520,7 +524,7 @@ class HttpBackend(LimitedBackend):
 
     def _gateway_headers(self, headers: list[tuple[str, str]], *, is_parsed: bool) -> list[tuple[str, str]]:
         added = own_headers(headers, self.speaks, self._api_key)
-        return [*added, ("Accept-Encoding", "identity")] if is_parsed else added
+        return [*added, *IDENTITY] if is_parsed else added
 
 
 def _override_headers(headers: list[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

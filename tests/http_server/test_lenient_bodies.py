@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.fixtures.anthropic_upstream import anthropic as speaking_anthropic
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
@@ -80,3 +81,14 @@ async def test_an_anthropic_backend_may_set_the_model(upstream: Upstream, tmp_pa
         for path in ("/v1/chat/completions", "/v1/messages"):
             answer = await served.post(path, {"messages": SAY, "max_tokens": 9}, {"Authorization": "Bearer sk"})
             assert (answer.status, upstream.calls[-1].json["model"]) == (200, "theirs")
+
+
+async def test_tokens_are_counted_of_a_body_with_a_byte_order_mark(served: Served, upstream: Upstream) -> None:
+    async def answer(_: web.Request, __: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"message": "no such path"}}, status=404)
+
+    upstream.answer = answer
+    body = json.dumps({"model": "m", "messages": SAY}).encode()
+    plain = await served.post("/v1/messages/count_tokens", body)
+    marked = await served.post("/v1/messages/count_tokens", BOM + body)
+    assert (marked.status, marked.body) == (200, plain.body)

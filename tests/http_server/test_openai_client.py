@@ -129,6 +129,24 @@ async def test_models_are_listed_and_retrieved(client: openai.AsyncOpenAI, upstr
     assert [call.path for call in upstream.calls] == ["/v1/models", "/v1/models/org%2Fm"]
 
 
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_server_that_compresses_its_list_of_models_is_in_the_list(
+    tiered: Served, light: Upstream, large: Upstream, stubborn: bool
+) -> None:
+    """The official client accepts gzip, and the gateway asks for none. Some servers compress all the same."""
+    light_models = {"object": "list", "data": [{"id": "packed", "object": "model"}]}
+
+    async def answer(request: web.Request, _: dict[str, Any]) -> web.Response:
+        response = web.json_response(light_models)
+        if stubborn or "gzip" in request.headers.get("Accept-Encoding", ""):
+            response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    light.answer = answer
+    async with openai_client(tiered) as client:
+        assert {model.id async for model in client.models.list()} == {"packed", "large-model"}
+
+
 async def test_the_models_of_all_tiers_are_one_list(tiered: Served, light: Upstream, large: Upstream) -> None:
     async with openai_client(tiered) as client:
         assert [model.id async for model in client.models.list()] == ["light-model", "large-model"]
