@@ -356,6 +356,7 @@ class Response:
     body: Body
     provenance: Provenance = MISSED  # as the backend sets it; `Dispatch` completes it
     wire: bytes | None = None  # head and body in wire form, if ready; the other fields are then empty
+    refused: bool = False  # the backend refuses the gateway's own credentials, or lacks the model
 
     @property
     def content_type(self) -> str:

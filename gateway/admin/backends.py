@@ -15,7 +15,10 @@ from gateway.admin.responses import json_response
 from gateway.routing.rate_limiter import MAX_SEEN, LimitUsage, RateLimiter
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
+from gateway.upstream.refusals import Refusal
 from gateway.upstream.upstream import Upstream
+
+SHOWN_S = 600.0  # for which a refusal is shown after its last time
 
 BreakerName = Annotated[str, Field(json_schema_extra={"enum": ["closed", "half_open", "open"]})]
 UpstreamStateName = Annotated[str, Field(json_schema_extra={"enum": ["closed", "half_open", "open", "waits"]})]
@@ -28,6 +31,16 @@ class PredictedLatency(TypedDict):
     """Milliseconds to the first token of a stream."""
 
 
+class RefusalReport(TypedDict):
+    refused: Annotated[str, Field(json_schema_extra={"enum": ["key", "model"]})]
+    """The upstream refused the gateway's own key or account, or a model."""
+    status: int
+    model: str
+    """The model; empty: all."""
+    ago_s: float
+    """Seconds since then."""
+
+
 class UpstreamReport(TypedDict):
     address: str
     weight: float
@@ -36,6 +49,8 @@ class UpstreamReport(TypedDict):
     breaker: BreakerName
     waits_s: float
     """Seconds until the upstream may be called."""
+    refusal: RefusalReport | None
+    """The last refusal of the last ten minutes."""
     models: dict[str, str]
     """The condition of each model that the upstream hosts, if the upstream reports it."""
     inflight: int
@@ -84,6 +99,7 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
         "state": endpoint.state(now).name.lower(),
         "breaker": endpoint.breaker.state(now).name.lower(),
         "waits_s": round(endpoint.retry_after_s(None, now), 3),
+        "refusal": _refusal_report(endpoint.refusal, now),
         "models": {} if hosted is None else dict(hosted.conditions),
         "inflight": occupancy.inflight,
         "queued": occupancy.queued,
@@ -97,6 +113,13 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
             "first_token": _ms(None if streamed is None else streamed.ttft_s),
         },
     }
+
+
+def _refusal_report(refusal: Refusal | None, now: float) -> RefusalReport | None:
+    if refusal is None or now - refusal.at > SHOWN_S:
+        return None
+    model = refusal.scope.removeprefix("model ")
+    return {"refused": str(refusal.what), "status": refusal.status, "model": model, "ago_s": round(now - refusal.at, 1)}
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -39,7 +39,7 @@ class Fallback:
     async def call_backend(self, request: RequestContext, name: str) -> Response | None:
         """Call one backend; return None where its circuit breaker is open. Raise `BackendError`."""
         pool = self._pools[name]
-        if not pool.allow(self._clock.monotonic()):
+        if not pool.allow(self._clock.monotonic(), request):
             self._telemetry.backend_requests.add(name, "breaker_open")
             return None
         return await pool.call(request)
@@ -49,7 +49,7 @@ class Fallback:
         instead: Choice | None = None
         for name in names[:-1]:
             pool = self._pools[name]
-            if not pool.allow(self._clock.monotonic()):
+            if not pool.allow(self._clock.monotonic(), request):
                 self._telemetry.backend_requests.add(name, "breaker_open")
                 instead = instead or Choice.FALLBACK
                 continue
@@ -70,7 +70,7 @@ class Fallback:
                     extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}},
                 )
                 continue
-            if not _is_retryable(response.status) or not is_repeatable(request, answered=True):
+            if not (response.refused or _is_retryable(response.status)) or not is_repeatable(request, answered=True):
                 return BackendAnswer(response, name, instead)
             instead = instead or Choice.FALLBACK
             await close_body(response.body)

@@ -20,7 +20,7 @@ from gateway.upstream.upstream import route_of_features
 class CallableBackend(BackendTraits, Protocol):
     """A backend as a route calls it: an `UpstreamPool`, with or without parameters."""
 
-    def allow(self, now: float) -> bool: ...
+    def allow(self, now: float, request: RequestContext | None = None) -> bool: ...
 
     def wait_s(self, request: RequestContext) -> float: ...
 
@@ -47,8 +47,8 @@ class TunedPool:
     def speaks(self) -> str:
         return self._pool.speaks
 
-    def allow(self, now: float) -> bool:
-        return self._pool.allow(now)
+    def allow(self, now: float, request: RequestContext | None = None) -> bool:
+        return self._pool.allow(now, request)
 
     def wait_s(self, request: RequestContext) -> float:
         return self._pool.wait_s(request)

@@ -7,7 +7,8 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gateway.circuit_breaker import BreakerState
@@ -22,8 +23,9 @@ from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
 from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, pick, sticky_key
-from gateway.upstream.outlier_detection import is_outlier, may_eject
+from gateway.upstream.outlier_detection import RETURN_SUSPICION, is_outlier, may_eject
 from gateway.upstream.prefix_affinity import PrefixTable, pick_warm, prefix_blocks
+from gateway.upstream.refusals import REFUSED_S, TOO_MANY, Refusal, Refused, refused
 from gateway.upstream.retry import (
     Outcome,
     RetryBudget,
@@ -31,8 +33,8 @@ from gateway.upstream.retry import (
     attempt_timeout_s,
     backoff_s,
     discard_response,
-    failed,
     is_free_attempt,
+    is_refusal,
     is_repeatable,
     retry_target,
     unwrap_outcome,
@@ -45,6 +47,10 @@ LOG = logging.getLogger("nearhit.upstreams")
 MAX_LISTING_S = 2.0  # for one upstream's list of models, so that another one can still answer
 
 
+# Calls to the other upstreams between two probes of one, after the first: so that probes are at most 4 % of the calls.
+PROBE_EVERY = 25
+
+
 def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstream], now: float) -> None:
     """Eject `endpoint` if it is an outlier. Call this after a failure; `endpoints` are all upstreams of `backend`."""
     states = {other: other.breaker.state(now) for other in endpoints}
@@ -52,9 +58,11 @@ def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstr
         return
     others = [other.record.counts(now) for other in endpoints if other is not endpoint]
     out = sum(state is not BreakerState.CLOSED for state in states.values())
-    if may_eject(out, len(endpoints)) and is_outlier(endpoint.record.counts(now), others):
+    proven = endpoint.suspicion.is_proven or is_outlier(endpoint.record.counts(now), others)
+    if proven and may_eject(out, len(endpoints)):
         endpoint.breaker.eject(now)
         endpoint.record.reset()
+        endpoint.suspicion.score = RETURN_SUSPICION
         LOG.warning("upstream ejected", extra={"fields": {"backend": backend, "upstream": endpoint.upstream.address}})
 
 
@@ -98,6 +106,8 @@ class UpstreamPool:
         self.single = self.endpoints[0] if len(self.endpoints) == 1 else None
         for endpoint in self.endpoints:
             endpoint.is_compared, endpoint.counts_input = self.single is None, rules.counts_cached
+            endpoint.on_doubt = partial(self._doubt, endpoint)
+        self._calls = 0
         self._prefixes = PrefixTable() if rules.sticky == "prefix" and self.single is None else None
         hedge = rules.hedge if len(self.endpoints) > 1 else None
         self._hedging = None if hedge is None else Hedging(hedge, self.endpoints, clock, telemetry)
@@ -152,9 +162,20 @@ class UpstreamPool:
         # The slower of two candidates always loses, so the slowest of all upstreams is never chosen.
         return finite[-1] if len(finite) == 1 or self._rules.sticky != "off" else finite[-2]
 
-    def allow(self, now: float) -> bool:
-        """Return whether some upstream accepts calls now, for any tenant."""
-        return any(endpoint.breaker.ready(now) and not endpoint.retry_after_s(None, now) for endpoint in self.endpoints)
+    def allow(self, now: float, request: RequestContext | None = None) -> bool:
+        """Return whether some upstream accepts such calls now. None: any call, of any tenant."""
+        return any(
+            endpoint.breaker.ready(now)
+            and not endpoint.retry_after_s(request, now)
+            and not (request is not None and endpoint.upstream.own_account and endpoint.refuses(request, now))
+            for endpoint in self.endpoints
+        )
+
+    def _doubt(self, endpoint: Upstream) -> None:
+        """Count an answer of no use against `endpoint`, and eject it if that is its fault."""
+        now = self._clock.monotonic()
+        endpoint.suspicion.add([other.record.counts(now) for other in self.endpoints if other is not endpoint])
+        eject_if_outlier(self.name, endpoint, self.endpoints, now)
 
     async def call(self, request: RequestContext) -> Response:
         """Call an upstream, and retry on another one if the first fails and the rules allow it.
@@ -174,6 +195,7 @@ class UpstreamPool:
             said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)
         self.budget.record_call(now)
+        self._calls += 1
         endpoint = self._pick_first(request, now)
         if self.single is None or endpoint.breaker.failures:
             return await self._retry_until_final(
@@ -203,7 +225,7 @@ class UpstreamPool:
         while True:
             # `_pause_s` spends one again if a retry follows.
             self.budget.refund(sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts))
-            target = [self._retry_target(attempt.outcome, attempt.endpoint, request) for attempt in attempts][-1]
+            target = [self._retry_target(attempt, request) for attempt in attempts][-1]
             endpoint, outcome = attempts[-1].endpoint, attempts[-1].outcome
             request.called_upstream = endpoint.upstream.address
             tried += [attempt.endpoint for attempt in attempts if attempt.endpoint not in tried]
@@ -213,7 +235,7 @@ class UpstreamPool:
             next_endpoint = self._pick_next(request, endpoint, tried, target)
             if next_endpoint is None:
                 return unwrap_outcome(outcome)
-            if next_endpoint in tried or not is_free_attempt(outcome):
+            if next_endpoint in tried or not (is_free_attempt(outcome) or is_refusal(outcome)):
                 pause_s = self._pause_s(request, retries, outcome)
                 if pause_s is None:
                     return unwrap_outcome(outcome)
@@ -300,13 +322,14 @@ class UpstreamPool:
     def _pick_first(self, request: RequestContext, now: float) -> Upstream:
         """Choose the upstream of the first attempt. Raise `RateLimited` if none may be called."""
         single = self.single
-        if single is not None and not (single.waits.until and single.retry_after_s(request.tenant, now)):
+        if single is not None and not single.retry_after_s(request, now):
             return single  # even if its breaker is open: there is no other upstream
-        available = [endpoint for endpoint in self.endpoints if not endpoint.retry_after_s(request.tenant, now)]
+        available = [endpoint for endpoint in self.endpoints if not endpoint.retry_after_s(request, now)]
         if not available:
-            soonest = min(endpoint.retry_after_s(request.tenant, now) for endpoint in self.endpoints)
+            soonest = min(endpoint.retry_after_s(request, now) for endpoint in self.endpoints)
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
+        available = [endpoint for endpoint in available if not endpoint.refuses(request, now)] or available
         pinned = request.pinned_upstream
         if pinned is not None:
             for endpoint in in_service(available, now):
@@ -314,8 +337,12 @@ class UpstreamPool:
                     return endpoint
         ready = [endpoint for endpoint in available if endpoint.breaker.ready(now)]
         probes = [endpoint for endpoint in ready if endpoint.breaker.state(now) is BreakerState.HALF_OPEN]
-        if probes and (len(probes) == len(ready) or is_repeatable(request)):
-            return probes[0]  # otherwise a half-open upstream might never get a probe
+        if len(probes) < len(ready):
+            due = [probe for probe in probes if self._calls >= probe.next_probe]
+            probes = due if is_repeatable(request) else []
+        if probes:  # otherwise a half-open upstream might never get a probe
+            probes[0].next_probe = self._calls + PROBE_EVERY
+            return probes[0]
         return self._pick(request, in_service(available, now), now)
 
     def _pick_next(
@@ -327,15 +354,14 @@ class UpstreamPool:
         others = [
             other
             for other in self.endpoints
-            if other not in tried and other.breaker.ready(now) and not other.retry_after_s(request.tenant, now)
+            if other not in tried
+            and other.breaker.ready(now)
+            and not other.retry_after_s(request, now)
+            and not other.refuses(request, now)
         ]
         if others:
             return self._pick(request, in_service(others, now), now)
-        return (
-            endpoint
-            if retry_target is RetryTarget.ANYBODY and not endpoint.retry_after_s(request.tenant, now)
-            else None
-        )
+        return endpoint if retry_target is RetryTarget.ANYBODY and not endpoint.retry_after_s(request, now) else None
 
     def _pick(
         self, request: RequestContext, endpoints: Sequence[Upstream], now: float, *, remember: bool = True
@@ -365,10 +391,35 @@ class UpstreamPool:
         key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
         return endpoints[pick(candidates, self._rng, key=key, preferred=request.preferred_upstream)]
 
-    def _retry_target(self, outcome: Outcome, endpoint: Upstream, request: RequestContext) -> RetryTarget:
-        if failed(outcome):
-            eject_if_outlier(self.name, endpoint, self.endpoints, self._clock.monotonic())
-        return retry_target(outcome, request, waits=endpoint.retry_after_s(request.tenant, self._clock.monotonic()) > 0)
+    def _retry_target(self, attempt: AttemptResult, request: RequestContext) -> RetryTarget:
+        endpoint, outcome, now = attempt.endpoint, attempt.outcome, self._clock.monotonic()
+        refusal = refused(outcome) if isinstance(outcome, Response) and request.call is not None else None
+        if refusal is not None and isinstance(outcome, Response):
+            if self._on_refusal(endpoint, request, refusal, outcome.status, now):
+                attempt.outcome = outcome = replace(outcome, refused=True)
+                return RetryTarget.OTHERS if is_repeatable(request) else RetryTarget.NOBODY
+            return RetryTarget.NOBODY if outcome.status != TOO_MANY else retry_target(outcome, request, waits=True)
+        return retry_target(outcome, request, waits=endpoint.retry_after_s(request, now) > 0)
+
+    def _on_refusal(
+        self, endpoint: Upstream, request: RequestContext, refusal: Refused, status: int, now: float
+    ) -> bool:
+        """Prefer other upstreams for such calls for a while.
+
+        Return whether the refusal is the upstream's fault. With the client's credentials it is the client's.
+        """
+        own = endpoint.upstream.own_account
+        scope = endpoint.scope_of(request) if refusal is Refused.MODEL else ""
+        if own and refusal is Refused.KEY:
+            endpoint.breaker.eject(now)
+        else:
+            endpoint.refusals.add("" if own else request.tenant, now + REFUSED_S, scope)
+        if not own:
+            return False
+        endpoint.refusal = Refusal(refusal, status, scope, now)
+        fields = {**request.log_fields, "backend": self.name, "upstream": endpoint.upstream.address, "status": status}
+        LOG.warning("the upstream refuses the gateway's calls", extra={"fields": {**fields, "refused": str(refusal)}})
+        return True
 
     def _pause_s(self, request: RequestContext, retries: int, outcome: Outcome) -> float | None:
         """Return the seconds to wait before the next attempt; None: no further attempt."""
@@ -400,7 +451,8 @@ class UpstreamPool:
             for endpoint in self.endpoints
             if endpoint not in tried
             and endpoint.breaker.state(now) is BreakerState.CLOSED
-            and not endpoint.retry_after_s(request.tenant, now)
+            and not endpoint.retry_after_s(request, now)
+            and not endpoint.refuses(request, now)
         ]
         if not others:
             return None

@@ -20,7 +20,7 @@ from gateway.statuses import ASKS_TO_WAIT
 
 MAX_BACKOFF_S = 300.0  # the longest pause that one header can cause
 RETRY_HEADERS = frozenset({"retry-after", "retry-after-ms"})
-MAX_ACCOUNTS = 1024  # accounts, each with its own limits; beyond this number the oldest are forgotten
+MAX_ACCOUNTS = 4096  # of accounts, each with its own limits and scopes; beyond this number the oldest are forgotten
 _DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d))", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
@@ -28,25 +28,33 @@ _PARAMETER = re.compile(r"(?:^|[;,\s])(remaining|reset|r|t)\s*=\s*(\d{1,12})", r
 
 
 class UpstreamBackoff:
-    """`UpstreamBackoff` keeps the time until which an upstream wants no calls, for each account.
+    """`UpstreamBackoff` keeps the time until which an upstream wants no calls, for each account and scope.
 
-    Limits belong to an account, which is identified by its credentials. Times are monotonic.
+    Limits belong to an account, which is identified by its credentials; "" stands for all. Most of them concern one
+    scope of it, such as a model or a path; "" stands for everything. Times are monotonic.
     """
 
     __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self.until: BoundedCache[str, float] = BoundedCache(MAX_ACCOUNTS)  # by account; "": for all; usually empty
+        self.until: BoundedCache[tuple[str, str], float] = BoundedCache(MAX_ACCOUNTS)  # usually empty
 
-    def add(self, account: str, until: float) -> None:
-        self.until.put(account, max(until, self.until.peek(account) or 0.0))
+    def add(self, account: str, until: float, scope: str = "") -> None:
+        key = account, scope
+        self.until.put(key, max(until, self.until.peek(key) or 0.0))
 
-    def remaining_s(self, account: str, now: float) -> float:
-        """Return the remaining seconds for this account or for all (""); 0: calls are allowed."""
+    def remaining_s(self, account: str, now: float, scope: str = "") -> float:
+        """Return the remaining seconds for this account or for all, and for this scope or for everything; 0: calls are
+        allowed."""
         if not self.until:
             return 0.0
-        until = max(self.until.peek(account) or 0.0, self.until.peek("") or 0.0)
-        return max(0.0, until - now)
+        keys = {(account, scope), (account, ""), ("", scope), ("", "")}
+        return max(0.0, max(self.until.peek(key) or 0.0 for key in keys) - now)
+
+    def longest_s(self, now: float) -> float:
+        """Return the remaining seconds of the longest pause that holds for all accounts, whatever its scope."""
+        ends = (self.until.peek(key) or 0.0 for key in tuple(self.until) if not key[0])
+        return max(0.0, max(ends, default=0.0) - now)
 
 
 def rate_limit_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

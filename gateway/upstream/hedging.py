@@ -11,10 +11,11 @@ from typing import Any
 
 from gateway.circuit_breaker import BreakerState
 from gateway.context import Load, RequestContext
-from gateway.messages import Call
+from gateway.messages import Call, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tasks import spawn
+from gateway.upstream.refusals import refused
 from gateway.upstream.retry import Outcome, RetryTarget, discard_response, retry_target
 from gateway.upstream.upstream import Upstream, call_features
 
@@ -214,7 +215,7 @@ class Hedging:
         outcome = HedgeOutcome.FAILED
         try:
             attempts = await race.first_decisive()
-            if race.is_decisive(attempts[-1].outcome):
+            if race.is_decisive(attempts[-1]):
                 outcome = HedgeOutcome.WON if attempts[-1].endpoint is other else HedgeOutcome.LOST
             return attempts
         except asyncio.CancelledError:
@@ -230,7 +231,8 @@ class Hedging:
             for other in self._endpoints
             if other is not endpoint
             and other.breaker.state(now) is BreakerState.CLOSED
-            and not other.retry_after_s(request.tenant, now)
+            and not other.retry_after_s(request, now)
+            and not other.refuses(request, now)
         ]
         occupancies = [each.backend.occupancy for each in self._endpoints]
         reason = skip_reason(self._budget, occupancies, [other.backend.occupancy for other in others])
@@ -271,8 +273,12 @@ class _Race:
         """Wait for so many seconds, or until a call has responded or failed."""
         await asyncio.wait(self._endpoints, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
-    def is_decisive(self, outcome: Outcome) -> bool:
-        """Return whether waiting for another call is pointless."""
+    def is_decisive(self, attempt: HedgeAttempt) -> bool:
+        """Return whether waiting for another call is pointless. A refusal of the gateway's own credentials is fast, and
+        no reason to give up the other call."""
+        outcome = attempt.outcome
+        if isinstance(outcome, Response) and attempt.endpoint.upstream.own_account and refused(outcome) is not None:
+            return False
         return retry_target(outcome, self._request, waits=False) is RetryTarget.NOBODY
 
     async def first_decisive(self) -> list[HedgeAttempt]:
@@ -281,11 +287,10 @@ class _Race:
         while True:
             done, _ = await asyncio.wait(self._endpoints, return_when=asyncio.FIRST_COMPLETED)
             task = next(task for task in self._endpoints if task in done)
-            outcome = task.result()
-            attempts.append(HedgeAttempt(self._endpoints.pop(task), outcome))
-            if not self._endpoints or self.is_decisive(outcome):
+            attempts.append(HedgeAttempt(self._endpoints.pop(task), task.result()))
+            if not self._endpoints or self.is_decisive(attempts[-1]):
                 return attempts
-            await discard_response(outcome)
+            await discard_response(attempts[-1].outcome)
 
     async def end(self) -> None:
         """Cancel the remaining calls and wait until they have ended."""

@@ -61,6 +61,8 @@ UNKNOWN_S = 1.0  # for unknown upstreams when none is known: any equal value wil
 
 UNKNOWN_DISCOUNT = 0.9  # times the best known latency: an unknown upstream is tried before a known one with equal load
 
+DOUBTED_FACTOR = 2.0  # times the best known latency, for an unknown upstream that has given no answer of use lately
+
 MIN_COST_S = 0.001  # shorter times count as this, so that the load decides and not chance
 
 # times the mean load, as in Google's and Vimeo's balancers; 1 moves too many keys, 2 hardly bounds
@@ -76,11 +78,12 @@ class PeakEwma:
     one fast response does not attract a crowd.
     """
 
-    __slots__ = ("_at", "_seconds")
+    __slots__ = ("_at", "_doubted_until", "_seconds")
 
     def __init__(self) -> None:
         self._seconds: float | None = None
         self._at = 0.0
+        self._doubted_until = 0.0
 
     def observe(self, seconds: float, now: float) -> None:
         old = self._seconds
@@ -96,6 +99,10 @@ class PeakEwma:
         if self._seconds is not None and seconds > self._seconds:
             self.observe(seconds, now)
 
+    def doubt(self, now: float) -> None:
+        """Record an answer without use. Its time says nothing, and an upstream with nothing else attracts no calls."""
+        self._doubted_until = now + TIME_CONSTANT_S
+
     @property
     def seconds(self) -> float | None:
         """The last value, without decay. None: nothing was observed."""
@@ -109,7 +116,7 @@ class PeakEwma:
         calls take longer than the time constant.)
         """
         if self._seconds is None:
-            return UNKNOWN_DISCOUNT * best_s
+            return (DOUBTED_FACTOR if now < self._doubted_until else UNKNOWN_DISCOUNT) * best_s
         weight = math.exp(-max(0.0, now - self._at) / TIME_CONSTANT_S)
         return best_s + (self._seconds - best_s) * weight
 

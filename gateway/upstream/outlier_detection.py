@@ -55,3 +55,33 @@ def may_eject(out: int, upstreams: int) -> bool:
     At most half may be: the rest must carry the load, and a failure of most upstreams is hardly their own fault.
     """
     return 2 * (out + 1) <= upstreams
+
+
+# Page's cumulative sum ("Continuous Inspection Schemes", Biometrika 1954). It needs no rate of calls and no window. An
+# answer without use adds what it exceeds the others' share by, and each good answer takes `MARGIN` back. Five such
+# answers in a row reach the limit; an upstream that gives every other one reaches it after some fifteen.
+SUSPICION_LIMIT = 3.0
+RETURN_SUSPICION = 2.0  # after an ejection: a relapse is noticed after two answers
+
+
+class Suspicion:
+    """`Suspicion` adds up the answers of one upstream that were of no use, against those of the others."""
+
+    __slots__ = ("score",)
+
+    def __init__(self) -> None:
+        self.score = 0.0
+
+    def relieve(self) -> None:
+        """Record an answer of use."""
+        if self.score:
+            self.score = max(0.0, self.score - MARGIN)
+
+    def add(self, others: Sequence[tuple[float, float]]) -> None:
+        """Record an answer of no use. `others` are the counts (of use, of none) of the other upstreams."""
+        bad, calls = sum(failed for _, failed in others), sum(map(sum, others))
+        self.score += max(0.0, 1.0 - bad / (calls + 1.0) - MARGIN)
+
+    @property
+    def is_proven(self) -> bool:
+        return self.score >= SUSPICION_LIMIT

@@ -210,6 +210,12 @@ def is_free_attempt(outcome: Outcome) -> bool:
     return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
 
 
+def is_refusal(outcome: Outcome) -> bool:
+    """Return whether the upstream has refused the gateway's own credentials, or lacks the model. Going on is free, as
+    such an upstream is preferred no longer."""
+    return isinstance(outcome, Response) and outcome.refused
+
+
 def unwrap_outcome(outcome: Outcome) -> Response:
     """Return the response, or raise the error."""
     if isinstance(outcome, Response):

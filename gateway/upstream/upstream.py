@@ -33,8 +33,10 @@ from gateway.tracing import BROKEN, UpstreamCall
 from gateway.upstream.backoff import UpstreamBackoff, rate_limit_headers, retry_delay_s
 from gateway.upstream.latency import CallFeatures, LazyLatencyBook
 from gateway.upstream.load_balancer import PeakEwma
-from gateway.upstream.outlier_detection import Record
+from gateway.upstream.outlier_detection import Record, Suspicion
+from gateway.upstream.refusals import OF_CLIENT, Refusal
 from gateway.upstream.retry import failed
+from gateway.upstream.usable import MAX_DOUBTED_EVENTS, is_success, is_usable, is_usable_stream
 
 FAILURES, COOLDOWN_S, MAX_COOLDOWN_S = 5, 5.0, 60.0
 CHARACTERS_PER_TOKEN = 4  # for English, the usual rule of thumb
@@ -101,6 +103,11 @@ class Upstream:
         self.observed_load = 0  # those of them whose latency is observed
         self.server_load = ServerLoad()
         self.waits = UpstreamBackoff()
+        self.refusals = UpstreamBackoff()  # of accounts and models, for which other upstreams are preferred
+        self.suspicion = Suspicion()
+        self.refusal: Refusal | None = None  # the last one of the gateway's own credentials, or of a model with them
+        self.next_probe = 0  # the number of the backend's call from which on it may be probed, if it is out of service
+        self.on_doubt: Callable[[], None] = lambda: None  # called after an answer of no use
         self.on_breaker_open: Callable[[], None] = lambda: None  # called when the breaker opens
         # by operation and stream, because embeddings are unlike chats
         self._paces: dict[tuple[str, bool], PeakEwma] = {}
@@ -127,12 +134,29 @@ class Upstream:
         """Return the seconds that the slowest kind of call takes. None: nothing is known yet."""
         return max((s for pace in self._paces.values() if (s := pace.seconds) is not None), default=None)
 
-    def retry_after_s(self, tenant: str | None, now: float) -> float:
-        """Return the seconds that the upstream wants no calls with this tenant's credentials; 0: calls are allowed.
+    def retry_after_s(self, request: RequestContext | None, now: float) -> float:
+        """Return the seconds that the upstream wants no such calls; 0: they are allowed.
 
-        With None, only limits for all tenants count.
+        With None, the longest pause of some model or path counts, if it holds for all tenants.
         """
-        return self.waits.remaining_s("" if tenant is None else tenant, now)
+        waits = self.waits
+        if not waits.until:  # the common case
+            return 0.0
+        return (
+            waits.longest_s(now) if request is None else waits.remaining_s(request.tenant, now, self.scope_of(request))
+        )
+
+    def scope_of(self, request: RequestContext) -> str:
+        """Return what the limits and refusals of a response concern, unless it says more: the model, or the path."""
+        call, models = request.call, self.upstream.models
+        if call is None:
+            return f"path {request.path}"
+        return f"model {(None if models is None else models.upstream_name(call.model)) or call.model}"
+
+    def refuses(self, request: RequestContext, now: float) -> bool:
+        """Return whether the upstream has lately refused such calls, so that another one is preferred."""
+        refusals = self.refusals
+        return bool(refusals.until) and refusals.remaining_s(request.tenant, now, self.scope_of(request)) > 0.0
 
     def state(self, now: float) -> UpstreamState:
         """Return the state, as far as it is the same for all tenants."""
@@ -153,17 +177,21 @@ class Upstream:
         known = self.latency.predict(features, load=self.calls_ahead, now=now, confidence=confidence)
         return PENDING_PREDICTION if known is None and self.observed_load > 0 else known
 
-    def record_rate_limits(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
+    def record_rate_limits(
+        self, request: RequestContext, status: int, headers: Sequence[tuple[str, str]], now: float
+    ) -> None:
         """Record the rate limits in a response's headers, for the account that they belong to.
 
-        A 503 or 529 concerns all accounts.
+        A limit holds for the model or the path of its response: providers count each model apart. A 503 or 529 concerns
+        all accounts and everything.
         """
         limits = rate_limit_headers(headers)
         seconds = retry_delay_s(status, limits, self.clock.wall()) if limits else 0.0
         self.unlimited_headers = None if limits else headers
         if seconds > 0:
-            account = "" if self.upstream.own_account or is_overload(status) else tenant
-            self.waits.add(account, now + seconds)
+            everything = is_overload(status)
+            account = "" if self.upstream.own_account or everything else request.tenant
+            self.waits.add(account, now + seconds, "" if everything else self.scope_of(request))
 
     def count(self, status: int, seconds: float, *, whole: bool) -> None:
         """Count a response that began `seconds` after the call. `whole`: it was complete by then."""
@@ -209,21 +237,21 @@ class Attempt:
     """
 
     __slots__ = (
-        "_endpoint",
         "_is_observed",
         "_latency_recorded",
         "_load",
         "_pace",
-        "_request",
+        "endpoint",
         "first",
+        "request",
         "span",
         "started_at",
     )
 
     def __init__(self, endpoint: Upstream, request: RequestContext) -> None:
         call = request.call
-        self._endpoint = endpoint
-        self._request = request
+        self.endpoint = endpoint
+        self.request = request
         self._is_observed = call is not None and call.operation != "embeddings"  # its latency is observed
         self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
         # A call of the property would cost each request one.
@@ -249,11 +277,11 @@ class Attempt:
 
     def failed(self, error: BaseException) -> None:
         """Record a failure before the first byte."""
-        endpoint = self._endpoint
-        self._request.since("upstream", self.started_at)
+        endpoint = self.endpoint
+        self.request.since("upstream", self.started_at)
         if isinstance(error, BackendError):
             if failed(error):
-                self._record_outcome(endpoint.clock.monotonic(), ok=False)
+                self._record_outcome(endpoint.clock.monotonic(), failed=True, usable=False)
             if isinstance(error, ModelNotReady):
                 endpoint.breaker.eject(endpoint.clock.monotonic())
             endpoint.telemetry.backend_requests.add(endpoint.backend.name, outcome_of(error))
@@ -265,82 +293,98 @@ class Attempt:
 
     def track_response(self, response: Response) -> Response:
         """Record the first byte, and return the response with a body that reports its end."""
-        endpoint, body, status, request = self._endpoint, response.body, response.status, self._request
+        endpoint, body, status, request = self.endpoint, response.body, response.status, self.request
         self.first = now = request.since("upstream", self.started_at)
         whole = isinstance(body, FullBody)
         endpoint.count(status, now - self.started_at, whole=whole)
-        if status >= 500 or endpoint.is_compared or endpoint.breaker.failures:
-            self._record_outcome(now, ok=not is_failure(status))
         if response.headers is not endpoint.unlimited_headers:
-            endpoint.record_rate_limits(request.tenant, status, response.headers, now)
+            endpoint.record_rate_limits(request, status, response.headers, now)
         if self.span is not None:
             self.span.record_response(now, response)
-        if self._pace is not None and status < 400:
-            self._pace.observe(now - self.started_at, now)
-        if whole:
+        if isinstance(body, FullBody):
             self._latency_recorded = True
-            if endpoint.counts_input and status == 200 and isinstance(body, FullBody):
+            # Each question for an observation counts, so there is one.
+            observed = self._is_observed and status == 200 and endpoint.latency.should_observe(now)
+            usable = is_success(status) and (not (observed or endpoint.is_compared) or self._is_usable(body.data))
+            self._conclude(now, status, usable=usable)
+            if endpoint.counts_input and status == 200:
                 endpoint.count_input(prompt_tokens(body.data))
-            if self._is_observed and status == 200 and endpoint.latency.should_observe(now):
+            if observed and usable:
                 self._record_latency(now, now, pieces=0)
             self._finish()
             return response
         if isinstance(body, EventStream):
-            body = EventStream(with_observer(body.events, self._stream_observer(now)))
+            if self._pace is not None:  # a slow beginning counts at once, a fast one once the stream was of use
+                self._pace.observe_censored(now - self.started_at, now)
+            body = EventStream(with_observer(body.events, _StreamWatch(self, now).observer))
             response = Response(status, response.headers, body, response.provenance)
         else:
             self._latency_recorded = True
+            self._conclude(now, status, usable=is_success(status))
         return with_completion(response, self._finish)
 
-    def _record_outcome(self, now: float, *, ok: bool) -> None:
-        """Record the outcome for the upstream's health."""
-        endpoint = self._endpoint
+    def _is_usable(self, data: bytes) -> bool:
+        """Return whether a whole answer with a good status is of use."""
+        call = self.request.call
+        return call is None or is_usable(call, data)
+
+    def _conclude(self, now: float, status: int, *, usable: bool) -> None:
+        """Record an answer for the upstream's pace and health. `now` is the time of its first byte, or of its end."""
+        endpoint, pace = self.endpoint, self._pace
+        if pace is not None and self.first is not None:
+            if usable:
+                pace.observe(self.first - self.started_at, now)
+            else:
+                pace.doubt(now)
+        if status in OF_CLIENT and not endpoint.upstream.own_account:
+            return  # with the client's credentials it is the client's
+        if not usable or endpoint.is_compared or endpoint.breaker.failures:
+            # An upstream that is out of service stays so after another answer of no use.
+            stays_out = not usable and (endpoint.is_compared or status in OF_CLIENT)
+            failed = is_failure(status) or (stays_out and endpoint.breaker.state(now) is not BreakerState.CLOSED)
+            self._record_outcome(now, failed=failed, usable=usable)
+
+    def _record_outcome(self, now: float, *, failed: bool, usable: bool) -> None:
+        """Record the outcome for the upstream's health. `failed`: through the upstream's fault."""
+        endpoint = self.endpoint
+        breaker, previous = endpoint.breaker, endpoint.breaker.state(now)
         if endpoint.is_compared:
-            endpoint.record.add(ok=ok, now=now)
-        if ok:
-            endpoint.breaker.succeeded(sent_at=self.started_at)
-            return
-        previous = endpoint.breaker.state(now)
-        endpoint.breaker.failed(now, sent_at=self.started_at)
-        if previous is BreakerState.CLOSED and endpoint.breaker.state(now) is not BreakerState.CLOSED:
-            endpoint.on_breaker_open()
+            endpoint.record.add(ok=usable, now=now)
+            if usable:
+                endpoint.suspicion.relieve()
+        if failed:
+            breaker.failed(now, sent_at=self.started_at)
+            if previous is BreakerState.CLOSED and breaker.state(now) is not BreakerState.CLOSED:
+                endpoint.on_breaker_open()
+        else:
+            breaker.succeeded(sent_at=self.started_at)
+        if endpoint.is_compared and not usable:
+            endpoint.on_doubt()
 
-    def _stream_observer(self, first: float) -> StreamObserver[Event]:
-        pieces, span = 0, self.span
-        counts_input, tokens = self._endpoint.counts_input, NO_TOKENS
+    def end_stream(self, first: float, now: float, *, pieces: int, usable: bool) -> None:
+        """Record the end of a stream of `pieces` events."""
+        self._latency_recorded = True
+        self._conclude(now, 200, usable=usable)
+        if usable and self._is_observed and self.endpoint.latency.should_observe(now):
+            self._record_latency(first, now, pieces=pieces)
 
-        def saw(events: Sequence[Event]) -> Sequence[Event]:
-            nonlocal pieces, tokens
-            pieces += len(events)
-            if counts_input:
-                for event in events:
-                    tokens = tokens.merged(prompt_tokens(event.data))
-            if span is not None:
-                for event in events:
-                    span.saw(event.data)
-            return events
+    def break_stream(self) -> None:
+        """Record that a stream broke off."""
+        self._latency_recorded = True  # the error says nothing about the full duration
+        now = self.endpoint.clock.monotonic()
+        if self._pace is not None:
+            self._pace.doubt(now)
+        self._record_outcome(now, failed=True, usable=False)
 
-        def on_end() -> None:
-            now = self._endpoint.clock.monotonic()
-            self._endpoint.telemetry.backend_seconds.observe(now - self.started_at, self._endpoint.backend.name)
-            self._latency_recorded = True
-            if counts_input:
-                self._endpoint.count_input(tokens)
-            if self._is_observed and self._endpoint.latency.should_observe(now):
-                self._record_latency(first, now, pieces=pieces)
-
-        def on_error(error: UpstreamStreamError) -> None:
-            self._latency_recorded = True  # the error says nothing about the full duration
-            if span is not None:
-                span.error = outcome_of(error)
-
-        return StreamObserver(saw, on_end, on_error)
+    def leave_stream(self) -> None:
+        """Record that the client has left a stream that was good so far."""
+        self._conclude(self.endpoint.clock.monotonic(), 200, usable=True)
 
     def _record_latency(self, first: float, now: float, *, pieces: int) -> None:
         """Record the latency at the last byte. `pieces` counts the events of a stream: about one a token."""
-        features, streamed = call_features(self._request.call, self._request.route), pieces > 0
+        features, streamed = call_features(self.request.call, self.request.route), pieces > 0
         assert features is not None  # only observed calls get here
-        self._endpoint.latency.observe(
+        self.endpoint.latency.observe(
             features if features.stream is streamed else features._replace(stream=streamed),
             load=self._load,
             ttft_s=first - self.started_at,
@@ -351,7 +395,7 @@ class Attempt:
 
     def _finish(self) -> None:
         """End the attempt. If it was abandoned by its client or a timeout, its latency counts as a lower bound."""
-        endpoint, request = self._endpoint, self._request
+        endpoint, request = self.endpoint, self.request
         endpoint.load -= 1
         if self._is_observed:
             endpoint.observed_load -= 1
@@ -369,6 +413,54 @@ class Attempt:
             endpoint.latency.observe_censored(
                 features, load=self._load, seconds=now - self.started_at, now=now, ttft_s=first
             )
+
+
+class _StreamWatch:
+    """`_StreamWatch` follows the events of one answer for its `Attempt`. `first` is the time of the first byte."""
+
+    __slots__ = ("_attempt", "_first", "_is_over", "_opening", "_pieces", "_tokens", "observer")
+
+    def __init__(self, attempt: Attempt, first: float) -> None:
+        self._attempt = attempt
+        self._first = first
+        self._pieces = 0
+        self._opening: list[bytes] = []  # the data of the first events
+        self._tokens = NO_TOKENS
+        self._is_over = False
+        self.observer = StreamObserver(self._saw, self._on_end, self._on_error, self._on_close)
+
+    def _saw(self, events: Sequence[Event]) -> Sequence[Event]:
+        attempt, span = self._attempt, self._attempt.span
+        if self._pieces < MAX_DOUBTED_EVENTS:
+            self._opening.extend(event.data for event in events)
+        self._pieces += len(events)
+        if attempt.endpoint.counts_input:
+            for event in events:
+                self._tokens = self._tokens.merged(prompt_tokens(event.data))
+        if span is not None:
+            for event in events:
+                span.saw(event.data)
+        return events
+
+    def _on_end(self) -> None:
+        self._is_over, attempt = True, self._attempt
+        endpoint, call = attempt.endpoint, attempt.request.call
+        now = endpoint.clock.monotonic()
+        usable = self._pieces > MAX_DOUBTED_EVENTS or call is None or is_usable_stream(call, self._opening)
+        endpoint.telemetry.backend_seconds.observe(now - attempt.started_at, endpoint.backend.name)
+        if endpoint.counts_input:
+            endpoint.count_input(self._tokens)
+        attempt.end_stream(self._first, now, pieces=self._pieces, usable=usable)
+
+    def _on_error(self, error: UpstreamStreamError) -> None:
+        self._is_over, span = True, self._attempt.span
+        self._attempt.break_stream()
+        if span is not None:
+            span.error = outcome_of(error)
+
+    def _on_close(self) -> None:
+        if self._pieces and not self._is_over:  # the client has left, and the stream was good so far
+            self._attempt.leave_stream()
 
 
 def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at: float) -> UpstreamCall:

@@ -1,0 +1,75 @@
+"""Tell what an upstream refuses with 401, 402, 403, 404 or an exhausted account: the key, or a model. Pure.
+
+A refusal comes in a millisecond. It says nothing about the speed of the upstream, and everything about its use.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.messages import FullBody, Response
+
+UNAUTHORIZED, PAYMENT_REQUIRED, FORBIDDEN, NOT_FOUND, TOO_MANY = 401, 402, 403, 404, 429
+
+# With a client's own credentials these are the client's.
+OF_CLIENT = frozenset({UNAUTHORIZED, PAYMENT_REQUIRED, FORBIDDEN, NOT_FOUND, TOO_MANY})
+
+MAX_READ_BYTES = 16 * 1024  # of a refusal; longer ones are pages for people
+
+REFUSED_S = 30.0  # for which other upstreams are preferred: the time that a new deployment or permission takes
+
+# The words of OpenAI, Azure, Groq, Mistral, OpenRouter, DeepSeek, Gemini, Anthropic, vLLM, Ollama and Triton.
+_NO_MODEL = re.compile(
+    rb"model_not_(?:found|available)|invalid_model|DeploymentNotFound|not a valid model|no endpoints found"
+    rb'|"models?[:/ ][^"]{0,200}"?[^"]{0,40}(?:not (?:found|exist|supported|available)|does not exist|is unknown)'
+    rb'|model not (?:found|exist)|does not have access to model|"not_found_error"[^}]{0,40}"model:',
+    re.IGNORECASE,
+)
+_NO_MODEL_TEXT = re.compile(
+    rb"\bmodels?\b[^{}]{0,240}(?:not found|not exist|unknown|not supported|not available|no such)"
+    rb"|(?:unknown|no such|invalid) model",
+    re.IGNORECASE,
+)
+# A provider's moderation refuses the prompt and not the caller; a large `max_tokens` exceeds what is left of a balance.
+_ABOUT_THE_REQUEST = re.compile(rb"moderat|flagged|content_policy|content_filter|safety|max_tokens", re.IGNORECASE)
+_NO_MONEY = re.compile(
+    rb"insufficient_quota|insufficient[_ ](?:credits?|balance|funds)|billing_hard_limit", re.IGNORECASE
+)
+
+
+class Refused(StrEnum):
+    """An upstream refuses every request that has the same key, or the same model."""
+
+    KEY = "key"  # the credentials, or the account behind them
+    MODEL = "model"  # the model, or the right to use it
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The last refusal of an upstream. `at` is monotonic."""
+
+    what: Refused
+    status: int
+    scope: str  # the model; empty: everything
+    at: float
+
+
+def refused(response: Response) -> Refused | None:
+    """Return what the response to a model call refuses; None: nothing beyond this request."""
+    status = response.status
+    if status not in (400, UNAUTHORIZED, PAYMENT_REQUIRED, FORBIDDEN, NOT_FOUND, TOO_MANY):
+        return None
+    body = response.body.data[:MAX_READ_BYTES] if isinstance(response.body, FullBody) else b""
+    if status == UNAUTHORIZED:
+        return Refused.KEY
+    if status == TOO_MANY:
+        return Refused.KEY if _NO_MONEY.search(body) else None
+    if _NO_MODEL.search(body):
+        return Refused.MODEL
+    if status == NOT_FOUND:
+        return Refused.MODEL if _NO_MODEL_TEXT.search(body) or not body.lstrip().startswith((b"{", b"[")) else None
+    if status == 400 or _ABOUT_THE_REQUEST.search(body):
+        return None
+    return Refused.KEY if status == PAYMENT_REQUIRED else Refused.MODEL
