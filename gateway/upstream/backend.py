@@ -19,6 +19,7 @@ from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.upstream.header_filter import UPSTREAM_REQUEST_ID
 from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
@@ -462,4 +463,7 @@ class UpstreamPool:
     def _log_retry(self, request: RequestContext, endpoint: Upstream, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
         fields = {**request.log_fields, "backend": self.name, "upstream": endpoint.upstream.address, "error": why}
+        for name, value in outcome.headers:  # of the response, or of the error that a response became
+            if name is UPSTREAM_REQUEST_ID:
+                fields["upstream_request_id"] = value
         LOG.warning("retrying the call", extra={"fields": fields})

@@ -142,6 +142,25 @@ async def test_an_answer_that_the_gateway_cannot_read_has_the_provider_s_id(upst
         assert log.ids == ["req_011"]
 
 
+async def test_a_failure_that_is_sent_again_has_its_id_in_the_log(
+    upstream: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer_with(upstream, {"x-request-id": "req_503"}, status=503)
+    failing: Any = upstream.answer
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if len(upstream.calls) == 1:
+            return await failing(request, call)
+        return web.json_response(completion(call, "a b c"), headers={"x-request-id": "req_200"})
+
+    upstream.answer = answer
+    async with before(upstream, tmp_path) as (served, log):
+        assert (await served.chat("hello")).headers[HEADER] == "req_200"
+        assert log.ids == ["req_200"]
+    (record,) = [each for each in caplog.records if each.message == "retrying the call"]
+    assert vars(record)["fields"]["upstream_request_id"] == "req_503"
+
+
 async def test_those_who_share_a_call_have_its_id(upstream: Upstream, tmp_path: Path) -> None:
     answer_with(upstream, {"x-request-id": "req_4f1c"})
     upstream.gate.clear()
