@@ -116,7 +116,7 @@ def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
         elif kind == "content_block_delta":
             blocks.add(event["index"], event["delta"])
         elif kind == "content_block_stop":
-            blocks.stop(event["index"])
+            blocks.stop(event.get("index"))
         elif kind in ("message_delta", "message_stop"):
             _apply_message_event(message, event)
             if kind == "message_stop":
@@ -132,7 +132,7 @@ class _Blocks:
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}  # the last one of each index
         self._replaced: list[_Block] = []
-        self._stopped: set[int] = set()
+        self._stopped: set[int | None] = set()
 
     def start(self, index: int, block: dict[str, Any]) -> None:
         """Raise `ValueError` if the block cannot be told from another one of its index."""
@@ -146,7 +146,7 @@ class _Blocks:
     def add(self, index: int, delta: Mapping[str, Any]) -> None:
         self._blocks[index].add(delta)
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int | None) -> None:
         self._stopped.add(index)
 
     def to_list(self) -> list[dict[str, Any]]:
