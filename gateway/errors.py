@@ -215,7 +215,13 @@ class UpstreamStreamError(Exception):
 
 
 class MalformedResponse(Exception):
-    """An answer does not have the form of its dialect, or is an error in the form of an answer."""
+    """An answer does not have the form of its dialect, or is an error in the form of an answer.
+
+    The message may quote the answer, whose text may have lone surrogates: they become question marks.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.encode("utf-8", "replace").decode())
 
 
 class ModelControlDisabled(Exception):

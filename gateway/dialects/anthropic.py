@@ -20,6 +20,7 @@ from gateway.dialects.json_body import (
     check_limit,
     check_model,
     check_temperature,
+    dump_json,
     invalid_field,
     limit_of,
     parse_object,
@@ -101,7 +102,7 @@ class Anthropic(Conversational):
         if reported is None:
             return None
         if reported.body.get("type") == "error" and isinstance(reported.body.get("error"), dict):
-            return reported.status, orjson.dumps(reported.body)
+            return reported.status, dump_json(reported.body)
         return reported.status, errors.error(errors.kind_for_status(reported.status), reported.message)
 
     def is_end(self, event: Event) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+from gateway.dialects.json_body import dump_json
 
 KINDS = frozenset(
     {
@@ -37,7 +37,7 @@ def kind_for_status(status: int) -> str:
 def error(kind: str, message: str) -> bytes:
     """Return an error body. `kind` is Anthropic's or the gateway's type; unknown ones become `api_error`."""
     known = kind if kind in KINDS else OWN_KINDS.get(kind, "api_error")
-    return orjson.dumps({"type": "error", "error": {"type": known, "message": message}})
+    return dump_json({"type": "error", "error": {"type": known, "message": message}})
 
 
 def error_sentence(body: Mapping[str, Any]) -> str:

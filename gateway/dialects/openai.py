@@ -21,6 +21,7 @@ from gateway.dialects.json_body import (
     check_limit,
     check_model,
     check_temperature,
+    dump_json,
     invalid_field,
     json_writer,
     limit_of,
@@ -177,7 +178,7 @@ class OpenAI(Conversational):
         return answers.embeddings(vectors, model, base64=call.body.get("encoding_format") == "base64")
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
-        return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
+        return dump_json({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
     def error_answer(self, event: Event) -> tuple[int, bytes] | None:
         return openai_error_answer(event)
@@ -219,9 +220,9 @@ def openai_error_answer(event: Event) -> tuple[int, bytes] | None:
     if reported is None:
         return None
     if reported.body.keys() == {"error"} and isinstance(reported.body["error"], dict):
-        return reported.status, orjson.dumps(reported.body)
+        return reported.status, dump_json(reported.body)
     error = {"message": reported.message, "type": reported.kind, "param": reported.param, "code": reported.code}
-    return reported.status, orjson.dumps({"error": error})
+    return reported.status, dump_json({"error": error})
 
 
 def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from gateway.dialects.json_body import is_json
+from gateway.dialects.json_body import dump_json, is_json
 from gateway.dialects.reported_errors import read_error
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import KEEP_ALIVE, Admission, Call, ClientForm, Event, Inspection, TextAnswer
@@ -77,7 +77,7 @@ class Unstreamed:
         if reported is None:
             return None
         if "error" in reported.body:
-            return reported.status, orjson.dumps(reported.body)
+            return reported.status, dump_json(reported.body)
         return reported.status, self.error(reported.kind, reported.message)
 
     def is_end(self, event: Event) -> bool:

@@ -75,6 +75,27 @@ def test_a_text_with_halves_is_read_as_unicode(texts: list[str], read: str) -> N
     assert OpenAI().answer_text(call, payload, True) == read
 
 
+@pytest.mark.parametrize("error", [b'"no \\udcaf"', b'{"message": "no \\udcaf", "type": "x"}'], ids=["text", "object"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_a_character_in_an_error_is_no_fault_of_the_gateway(
+    tmp_path: Path, stream: bool, error: bytes
+) -> None:
+    for adapter in ("openai", "anthropic"):
+        async with before_raw(tmp_path / adapter, adapter=adapter) as (served, raw):
+            for status in (b"200 OK", b"400 Bad Request"):
+                raw.answer(whole(b'{"type": "error", "error": %b}' % error, status=status))
+                for answer in (
+                    await served.chat("hi", stream=stream),
+                    await message(served, stream=stream),
+                    await served.post("/v1/responses", {"model": "m", "input": "hi", "stream": stream}),
+                ):
+                    assert answer.status in (200, 400, 502), answer.body
+                    assert b"internal" not in answer.body
+                raw.answer(sse(data(b'{"type": "error", "error": %b}' % error)))
+                for answer in (await served.chat("ho", stream=stream), await message(served, "ho", stream=stream)):
+                    assert b"internal" not in answer.body
+
+
 async def test_half_a_character_in_a_request_is_refused_with_its_place(pair: Pair) -> None:
     served, raw = pair
     body = b'{"model": "m", "messages": [{"role": "user", "content": "a \\ud83d b"}]}'
