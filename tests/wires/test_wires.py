@@ -26,6 +26,31 @@ async def test_the_form_comes_through_every_way(museum: Museum, form: Form) -> N
     assert failures(form, merged(await museum.visits(form))) == []
 
 
+WRONG = """
+name: A server says something else, in an answer that is cut off at its length.
+source: https://platform.openai.com/docs/api-reference/chat
+dialect: chat
+response:
+  body:
+    id: w
+    choices: [{index: 0, message: {role: assistant, content: No.}, finish_reason: length}]
+right: {text: Yes., finish: length, usage: {input: 3}}
+stored: true
+"""
+
+
+async def test_what_is_not_right_is_a_failure_in_every_way_that_shows_it(museum: Museum, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(WRONG)
+    form = load(file)
+    assert [line.partition(" / ")[::2] for line in failures(form, merged(await museum.visits(form)))][:2] == [
+        ("wrong: text 'No.', expected 'Yes.'", "every way"),
+        ("wrong: usage None, expected {'input': 3}", "every way"),
+    ]
+    again = {visit.way for visit in await museum.visits(form) if "is not stored" in " ".join(visit.faults)}
+    assert again == {"again", "again other"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
