@@ -62,7 +62,7 @@ class Anthropic(Conversational):
             dialect=self,
             operation=answers.MESSAGES,
             body=given,
-            model=check_model(given),
+            model=given.get("model") or "",
             stream=given.get("stream") is True,
             decisive_source=partial(_decisive, given, marked=b'"cache_control"' in body),
             prompt_source=_prompt,
@@ -138,6 +138,7 @@ def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
 
 def _check(body: Mapping[str, Any]) -> None:
     """Check the fields that the gateway itself relies on. The backend judges the rest."""
+    check_model(body)
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
         raise invalid_field("stream", "true or false", stream)
     check_limit(body, "max_tokens")

@@ -141,17 +141,11 @@ def invalid_field(field: str, expected: str, found: object) -> BadRequest:
     return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
 
 
-def check_model(body: Mapping[str, Any]) -> str:
-    """Return the model that a body names; empty if it names none, as it may where the backend sets one.
-
-    Raise `BadRequest` if it is not a string, or empty.
-    """
+def check_model(body: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` if the model is not a string, or empty. It may be absent where the backend sets one."""
     model = body.get("model")
-    if model is None:
-        return ""
-    if not isinstance(model, str) or not model:
+    if model is not None and (not isinstance(model, str) or not model):
         raise invalid_field("model", "a non-empty string", model)
-    return model
 
 
 def sent_model(backend_model: str | None, body: Mapping[str, Any]) -> str:

@@ -240,7 +240,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         dialect=dialect,
         operation=operation,
         body=body,
-        model=check_model(body),
+        model=body.get("model") or "",
         stream=body.get("stream") is True,
         decisive_source=partial(_decisive, operation, body, stored=stored),
         prompt_source=PROMPTS[operation],
@@ -279,6 +279,8 @@ def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive
 
 def _check(body: Mapping[str, Any], operation: str) -> None:
     """Check the fields that the gateway itself relies on. The backend judges the rest."""
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        check_model(body)
     if not OPTIONAL_FIELDS.isdisjoint(body):
         for field, types, expected in OPTIONAL:
             if (value := body.get(field)) is not None and not isinstance(value, types):

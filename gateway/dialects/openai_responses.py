@@ -66,7 +66,7 @@ class OpenAIResponses(Conversational):
             dialect=self,
             operation=OPERATION,
             body=given,
-            model=check_model(given),
+            model=given.get("model") or "",
             stream=given.get("stream") is True,
             decisive_source=partial(_decisive, given, bypass),
             prompt_source=_prompt,
@@ -198,6 +198,7 @@ def _check(body: Mapping[str, Any]) -> None:
     for field, types, expected in FIELDS:
         if (value := body.get(field)) is not None and not isinstance(value, types):
             raise invalid_field(field, expected, value)
+    check_model(body)
     check_limit(body, "max_output_tokens")
     check_temperature(body)
     given = body.get("input")
