@@ -32,11 +32,11 @@ class PredictedLatency(TypedDict):
 
 
 class RefusalReport(TypedDict):
-    refused: Annotated[str, Field(json_schema_extra={"enum": ["key", "model"]})]
-    """The upstream refused the gateway's own key or account, or a model."""
+    refused: Annotated[str, Field(json_schema_extra={"enum": ["key", "model", "path"]})]
+    """The upstream refused the gateway's own key or account, a model, or a path."""
     status: int
-    model: str
-    """The model; empty: all."""
+    scope: str
+    """The model or the path; empty: everything."""
     ago_s: float
     """Seconds since then."""
 
@@ -118,8 +118,8 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
 def _refusal_report(refusal: Refusal | None, now: float) -> RefusalReport | None:
     if refusal is None or now - refusal.at > SHOWN_S:
         return None
-    model = refusal.scope.removeprefix("model ")
-    return {"refused": str(refusal.what), "status": refusal.status, "model": model, "ago_s": round(now - refusal.at, 1)}
+    scope = refusal.scope.partition(" ")[2]
+    return {"refused": str(refusal.what), "status": refusal.status, "scope": scope, "ago_s": round(now - refusal.at, 1)}
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -394,11 +394,11 @@ class UpstreamPool:
 
     def _retry_target(self, attempt: AttemptResult, request: RequestContext) -> RetryTarget:
         endpoint, outcome, now = attempt.endpoint, attempt.outcome, self._clock.monotonic()
-        refusal = refused(outcome) if isinstance(outcome, Response) and request.call is not None else None
+        refusal = refused(outcome, is_read=request.call is not None) if isinstance(outcome, Response) else None
         if refusal is not None and isinstance(outcome, Response):
             if self._on_refusal(endpoint, request, refusal, outcome.status, now):
                 attempt.outcome = outcome = replace(outcome, refused=True)
-                return RetryTarget.OTHERS if is_repeatable(request) else RetryTarget.NOBODY
+                return RetryTarget.OTHERS if is_repeatable(request, answered=True) else RetryTarget.NOBODY
             return RetryTarget.NOBODY if outcome.status != TOO_MANY else retry_target(outcome, request, waits=True)
         return retry_target(outcome, request, waits=endpoint.retry_after_s(request, now) > 0)
 
@@ -410,7 +410,7 @@ class UpstreamPool:
         Return whether the refusal is the upstream's fault. With the client's credentials it is the client's.
         """
         own = endpoint.upstream.own_account
-        scope = endpoint.scope_of(request) if refusal is Refused.MODEL else ""
+        scope = "" if refusal is Refused.KEY else endpoint.scope_of(request)
         if own and refusal is Refused.KEY:
             endpoint.breaker.eject(now)
         else:

@@ -40,10 +40,11 @@ _NO_MONEY = re.compile(
 
 
 class Refused(StrEnum):
-    """An upstream refuses every request that has the same key, or the same model."""
+    """An upstream refuses every request that has the same key, model or path."""
 
     KEY = "key"  # the credentials, or the account behind them
     MODEL = "model"  # the model, or the right to use it
+    PATH = "path"  # the path, which the gateway does not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,19 @@ class Refusal:
 
     what: Refused
     status: int
-    scope: str  # the model; empty: everything
+    scope: str  # the model or the path, after that word; empty: everything
     at: float
 
 
-def refused(response: Response) -> Refused | None:
-    """Return what the response to a model call refuses; None: nothing beyond this request."""
+def refused(response: Response, *, is_read: bool = True) -> Refused | None:
+    """Return what the response refuses; None: nothing beyond this request.
+
+    `is_read` False: the request passed through unread. A key may be good for chats and not for files, so a refusal then
+    concerns the path only.
+    """
     status = response.status
+    if not is_read:
+        return Refused.PATH if status in (UNAUTHORIZED, PAYMENT_REQUIRED) else None
     if status not in (400, UNAUTHORIZED, PAYMENT_REQUIRED, FORBIDDEN, NOT_FOUND, TOO_MANY):
         return None
     body = response.body.data[:MAX_READ_BYTES] if isinstance(response.body, FullBody) else b""

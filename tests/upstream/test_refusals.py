@@ -201,7 +201,7 @@ async def test_the_dashboard_and_the_log_tell_of_a_refusal(
             await served.chat(str(i))
         (told,) = (await refusals(served)).items()
         assert told[0] == upstreams[0].url
-        assert (told[1]["refused"], told[1]["status"], told[1]["model"]) == ("key", 401, "")
+        assert (told[1]["refused"], told[1]["status"], told[1]["scope"]) == ("key", 401, "")
     assert "the upstream refuses the gateway's calls" in caplog.text
     assert "sk-revoked" not in caplog.text
 
@@ -213,6 +213,19 @@ async def test_a_hedge_that_is_refused_at_once_does_not_end_the_first_call(
     config = config_of(tmp_path, two(upstreams, hedge={"after": "p50", "budget": "20%"}))
     async with gateway_of(config, NO_CACHE, KEYS, clock=clock) as served:
         assert {(await served.chat(str(i))).status for i in range(30)} == {200}
+
+
+async def test_a_path_that_passes_through_goes_on_where_the_gateways_key_is_refused(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    upstreams[0].answer = saying(*NO_KEY["revoked"])
+    async with gateway_of(config_of(tmp_path, two(upstreams)), NO_CACHE, KEYS) as served:
+        assert {(await served.get("/v1/files")).status for _ in range(10)} == {200}
+        assert len(upstreams[0].calls) <= 1
+        assert await states(served) == {"closed"}, "the key may be good for chats"
+        assert {(await served.post("/v1/videos", {"prompt": str(i)})).status for i in range(10)} <= {200, 401}
+        assert sum(each.path == "/v1/videos" for each in upstreams[0].calls) <= 1
+        assert sum(each.path == "/v1/videos" for up in upstreams for each in up.calls) == 10, "each went once"
 
 
 def limited(status: int = 429) -> Script:

@@ -20,7 +20,7 @@ export function troubles(stats) {
     list: failing.map(([name, b]) => `${name}: its circuit breaker is ${breaker(b.breaker)[0]}`) });
   const refusing = Object.entries(stats.backends).flatMap(([name, b]) => b.upstreams.filter((u) => u.refusal).map((u) => [name, u]));
   if (refusing.length) found.push({ id: "alert-refusals", level: "bad", title: "Upstreams refuse the gateway", text: "Calls go to other upstreams and backends, if there are any. Check the keys, the accounts and the names of models.",
-    list: refusing.map(([name, u]) => `${name}, ${u.address}: ${u.refusal.status}, ${u.refusal.refused === "key" ? "its key or account" : `the model ${u.refusal.model}`}, ${Math.round(u.refusal.ago_s)} s ago`) });
+    list: refusing.map(([name, u]) => `${name}, ${u.address}: ${u.refusal.status}, ${u.refusal.refused === "key" ? "its key or account" : `the ${u.refusal.refused} ${u.refusal.scope}`}, ${Math.round(u.refusal.ago_s)} s ago`) });
   const drifted = (stats.quality || []).filter((r) => r.labels_since_drift !== null && r.labels_since_drift < RELEARNED);
   if (drifted.length) found.push({ id: "alert-drift", level: "warn", title: "Answers changed: stored ones prove wrong more often than learned", text: "A drift alarm made these routes forget their labels. Their thresholds begin at the calibration and follow new labels.",
     list: drifted.map((r) => `${r.route}: ${plural(r.labels_since_drift, "label", "labels")} since the alarm, shown until ${count(RELEARNED)}`) });
