@@ -237,14 +237,14 @@ async def test_blank_lines_before_a_whole_answer_are_no_silence(
     async def answer(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        for _ in range(8):
+        for _ in range(12):
             await response.write(b"\n")
             await asyncio.sleep(0.1)
         await response.write(body)
         return response
 
     upstream.answer = answer
-    limits = {"first_byte": "500ms", "idle": "500ms"}
+    limits = {"first_byte": "1s", "idle": "1s"}
     async with gateway_before(upstream, tmp_path, client=client, **limits) as served:
         miss, hit = [await served.chat("hi") for _ in range(2)]
         assert miss.json["choices"][0]["message"]["content"] == "it is"
