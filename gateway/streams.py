@@ -526,6 +526,19 @@ def as_observed(stream: AsyncIterator[T]) -> ObservedStream[T]:
     return stream if isinstance(stream, ObservedStream) else ObservedStream(_IteratorSource(stream))
 
 
+async def items_of_answer(stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield the items of a stream up to its end, or up to the batch with the end marker of the answer. The caller
+    closes the stream."""
+    flow = as_observed(stream)
+    while items := await flow.next_batch():
+        kind: type = type(items)
+        if kind is not Comments:
+            for item in items:
+                yield item
+        if flow.complete:
+            return
+
+
 def with_observer(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedStream[T]:
     """Add an observer to `stream`, which must not be used any more."""
     flow = as_observed(stream)
@@ -660,7 +673,7 @@ class BufferedResponse:
 
 
 async def buffer_response(response: Response, limit: int = MAX_BUFFERED_BYTES) -> BufferedResponse | None:
-    """Read a response to its end.
+    """Read a response to its end marker, or to its end.
 
     Return None if its status is not 200, its body is too long, or its form is unknown; the response is then closed.
     Raise `UpstreamStreamError`.
@@ -674,7 +687,7 @@ async def buffer_response(response: Response, limit: int = MAX_BUFFERED_BYTES) -
     events: list[Event] = []
     size = 0
     try:
-        async for event in body.events:
+        async for event in items_of_answer(body.events):
             size += len(event.data)
             if size > limit:
                 return None

@@ -19,7 +19,14 @@ from gateway.observability.response_headers import HITS
 from gateway.ports import Clock
 from gateway.steps.list_models import ModelList
 from gateway.steps.split_inputs import SplitInputs
-from gateway.streams import BufferedStream, ClosingStream, StreamObserver, close_body, with_observer
+from gateway.streams import (
+    BufferedStream,
+    ClosingStream,
+    StreamObserver,
+    close_body,
+    items_of_answer,
+    with_observer,
+)
 
 LOG = logging.getLogger("nearhit")
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
@@ -124,12 +131,12 @@ class Negotiate:
         return self._replay(request, call, response) if hit and self._has_replay else response
 
     async def _collect(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
-        """Read a stream to its end: for a client that asked for a whole answer, or for a hit. All events of a hit are
-        there, even if it comes through a shared call."""
+        """Read a stream to its end marker, for a client that asked for a whole answer, or for a hit. All events of a
+        hit are there, even if it comes through a shared call."""
         body = response.body
         assert isinstance(body, EventStream)
         try:
-            events = tuple([event async for event in body.events])
+            events = tuple([event async for event in items_of_answer(body.events)])
         except UpstreamStreamError as error:
             raise BackendError(str(error), retryable=False) from None
         finally:

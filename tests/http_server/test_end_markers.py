@@ -15,6 +15,7 @@ import pytest
 from gateway.cache import flight
 from gateway.dialects.sse import SSEParser
 from gateway.messages import Event
+from gateway.upstream import response_reader
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, aboard, config_of, gateway_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, connected, wire_upstream
@@ -272,15 +273,20 @@ async def test_all_who_wait_for_one_call_may_leave_at_the_marker(endpoint: Endpo
     assert endpoint.calls == 1
 
 
-async def test_who_asked_for_a_whole_answer_gets_it_from_a_stream_whose_body_does_not_end(
-    endpoint: Endpoint, tmp_path: Path
+@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize("client", ["own", "aiohttp"])
+async def test_a_whole_answer_is_complete_at_the_marker_of_its_stream(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, joins: bool
 ) -> None:
+    monkeypatch.setattr(response_reader, "END_OF_BODY_S", 120.0)
     endpoint.late_s = NEVER
-    async with gateway_before(endpoint, tmp_path, "openai") as served, connected(served.url) as wire:
-        await wire.send(asked())
-        await wire.head()
+    async with gateway_before(endpoint, tmp_path, "openai", client=client) as served, connected(served.url) as wire:
+        if joins:
+            await wire.send(asked())
+            await wire.head()
         answer = await served.chat("Tell me a story")
         assert answer.text == TEXT
+        assert stored(served) == (0 if joins else 1)
     assert endpoint.calls == 1
 
 
