@@ -64,6 +64,8 @@ def read_error(event: Event) -> ReportedError | None:
 
 def _error_in(body: Mapping[str, Any], *, named: bool) -> Mapping[str, Any] | None:
     kind, error = body.get("type"), body.get("error")
+    if isinstance(error, dict) and not any(error.values()):
+        error = None  # an empty form, which some servers send with each chunk
     if kind == "response.failed":
         response = body.get("response")
         error = (response.get("error") if isinstance(response, dict) else None) or {}

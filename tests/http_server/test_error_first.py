@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.dialects.openai import OpenAI
 from gateway.messages import Event
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -132,6 +133,12 @@ async def test_an_error_after_the_first_event_ends_the_stream_as_before(
     async with gateway_before(endpoint, tmp_path, policy) as served, connected(served.url) as wire:
         await wire.send(asked())
         assert await events_of(wire) == events
+
+
+@pytest.mark.parametrize("error", [None, {}, "", {"code": 0, "message": ""}])
+def test_an_empty_error_is_none(error: Any) -> None:
+    chunk = {**json.loads(TOKENS[0].data), "error": error}
+    assert OpenAI().error_answer(Event(json.dumps(chunk).encode())) is None
 
 
 @BOTH
