@@ -11,9 +11,10 @@ from functools import partial
 from operator import attrgetter
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.answer_similarity import compare, compare_words, passages, text_vector
+from gateway.cache.answer_similarity import compare, compare_words, normalised, passages, text_vector
 from gateway.cache.labels import Labels
 from gateway.cache.learning_budget import LearningBudget
+from gateway.cache.threshold.answer_shares import AnswerShares
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.errors import EmbedderUnavailable
@@ -86,6 +87,7 @@ class AnswerComparer:
         self._bytes = 0
         self._missed = 0  # pairs so far
         self._vectors: BoundedCache[bytes, Vector] = BoundedCache(MAX_VECTORS)
+        self._shares: dict[str, AnswerShares] = {}  # by route
         self._work_available = asyncio.Event()
         self._comparison_lock = asyncio.Lock()
         self._busy = False
@@ -151,7 +153,7 @@ class AnswerComparer:
 
     async def _embed(self, *texts: str) -> list[Vector | None]:
         """Return the embedding of each text, or None as `text_vector` does. All that are not known go together."""
-        keys = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
+        keys = [_key(text) for text in texts]
         known = {key: self._vectors.get(key) for key in keys}
         pieces = {key: passages(text) for key, text in zip(keys, texts, strict=True) if known[key] is None}
         if pieces:
@@ -186,8 +188,32 @@ class AnswerComparer:
 
     async def _learn(self, pair: AnswerPair) -> None:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
-        if label is not None:
-            with self.budget.spending():
-                self._labels.report(pair.route, pair.judged, label, "miss")
+        if label is None:
+            return
+        chance = await self.chance(pair.route, pair.call, pair.fresh)
+        with self.budget.spending():
+            self._labels.report(pair.route, pair.judged, label, "miss", chance)
+            await self._observe(pair)
         if label is Label.RIGHT:
             await self._labels.link(pair.judged, pair.fresh)
+
+    async def chance(self, route: str, call: Call, fresh: Entry) -> float:
+        """Return the probability that another question of the route gets an answer like the fresh one, in (0, 1)."""
+        text = await self._answer_text(call, fresh)
+        if text is None:
+            return 1.0
+        return self._shares_of(route).chance(normalised(text), self._vectors.get(_key(text)))
+
+    async def _observe(self, pair: AnswerPair) -> None:
+        """Count a fresh answer among those of its route."""
+        text, shares = await self._answer_text(pair.call, pair.fresh), self._shares_of(pair.route)
+        if text is not None:
+            shares.observe(normalised(text), self._vectors.get(_key(text)))
+            self._telemetry.answer_share.set(pair.route, value=shares.largest)
+
+    def _shares_of(self, route: str) -> AnswerShares:
+        return self._shares.setdefault(route, AnswerShares())
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -41,7 +41,12 @@ _SENTENCE, _SPACE = re.compile(r"[.!?]\s|\n"), re.compile(r"\s")
 
 def is_same_text(a: str, b: str) -> bool:
     """Return whether the texts are equal but for white space and case."""
-    return " ".join(a.casefold().split()) == " ".join(b.casefold().split())
+    return normalised(a) == normalised(b)
+
+
+def normalised(text: str) -> str:
+    """Return a text without differences in white space and case."""
+    return " ".join(text.casefold().split())
 
 
 def is_comparable(a: str, b: str) -> bool:

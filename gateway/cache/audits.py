@@ -61,6 +61,9 @@ class AuditCalls(BackgroundCalls):
 # identical request gets it.
 LOG = logging.getLogger("nearhit.quality")
 
+# Share of the answers to other questions that are equal: above it an equal answer leaves an audit undecided.
+MOST_CHANCE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class _AuditCandidate:
@@ -131,8 +134,12 @@ class HitAudits:
             self._calls.record_cost(request.route, expected, fresh.cost_dollars)
             answers = judged.entry, fresh
             label = await self._calls.label(self._comparisons, request, chosen.rule, answers, expected)
-        self._controls.of(request.route).audited(label, chosen.chance)
-        self._labels.report(request.route, judged, label, "audit")
+        assert request.call is not None  # only questions are audited
+        chance = await self._comparisons.chance(request.route, request.call, fresh)
+        # An answer that most questions get does not tell whether this one was served rightly.
+        told = Label.UNDECIDED if label is Label.RIGHT and chance > MOST_CHANCE else label
+        self._controls.of(request.route).audited(told, chosen.chance)
+        self._labels.report(request.route, judged, told, "audit", chance)
         if label is Label.WRONG:
             await self._labels.refute(relation_between(judged))
         elif label is Label.RIGHT:

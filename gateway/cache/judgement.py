@@ -35,8 +35,8 @@ def relation_between(judged: Judgement) -> Relation:
     return relation_of(judged.entry.scope, judged.question, judged.entry.fingerprint)
 
 
-def observation_of(judged: Judgement, label: Label) -> Observation:
-    return Observation(judged.vector, judged.score, judged.opinion.probability, label, judged.client)
+def observation_of(judged: Judgement, label: Label, chance: float = 0.0) -> Observation:
+    return Observation(judged.vector, judged.score, judged.opinion.probability, label, judged.client, chance)
 
 
 def evaluate(

@@ -58,8 +58,9 @@ class Labels:
         """Return how much the label of this lookup would tell its route, at least 0. It depends on the score alone."""
         return 0.0 if judged.verbatim or judged.linked else self._controls.of(route).label_worth(judged.score)
 
-    def report(self, route: str, judged: Judgement, label: Label, source: str) -> None:
-        """Count the label, and let the route learn from it. `source`: miss, audit or feedback.
+    def report(self, route: str, judged: Judgement, label: Label, source: str, chance: float = 0.0) -> None:
+        """Count the label, and let the route learn from it. `source`: miss, audit or feedback. `chance`: the
+        probability of an equal answer to another question, if the label comes from comparing answers.
 
         Identical wording teaches nothing about how far wordings may differ. A linked pair has no score to learn from.
         """
@@ -68,7 +69,7 @@ class Labels:
             return
         if label is Label.WRONG:
             self._pairs.decoys.add(judged.entry.fingerprint, judged.vector)
-        if not judged.linked and self._controls.of(route).learn(observation_of(judged, label)):
+        if not judged.linked and self._controls.of(route).learn(observation_of(judged, label, chance)):
             self._telemetry.drift_alarms.add(route)
             LOG.warning(
                 "drift: neighbours are wrong more often than the route has learned, so its labels are forgotten "

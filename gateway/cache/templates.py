@@ -13,6 +13,9 @@ from dataclasses import dataclass
 SURE_WORDS = 25
 # Fewer words are a template where several stored prompts share them and differ within.
 MIN_WORDS, MIN_SHARE, MIN_OTHERS = 8, 0.6, 2
+# A short instruction before a long text is a template, too, where all neighbours have it: "Is this fraud? Answer yes or
+# no.", then the message.
+SURE_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,14 @@ def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> Varying
     parts = VaryingParts(" ".join(mine[head : len(mine) - tail]), " ".join(theirs[head : len(theirs) - tail]))
     if parts.is_same or head + tail >= SURE_WORDS:
         return parts
-    if head + tail < MIN_SHARE * max(len(mine), len(theirs)):
-        return None
     contents = {parts.stored.casefold()}
     for other in neighbours:
         words = _folded(other)
         its_head, its_tail = _shared(folded, words)
         if its_head >= head and its_tail >= tail:
             contents.add(" ".join(words[head : len(words) - tail]))
-    return parts if len(contents) >= MIN_OTHERS else None
+    is_most = head + tail >= MIN_SHARE * max(len(mine), len(theirs))
+    return parts if len(contents) >= (MIN_OTHERS if is_most else SURE_OTHERS) else None
 
 
 def is_framed(query: str, stored: str, neighbours: Sequence[str]) -> bool:

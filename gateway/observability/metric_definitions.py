@@ -170,6 +170,11 @@ class QualityMetrics:
     """The wrong hits of the semantic cache, and their measurement."""
 
     def __init__(self) -> None:
+        self.answer_share = Gauge(
+            "nearhit_answer_share",
+            "Share of the answers to questions that ask something else which are the same text",
+            ("route",),
+        )
         self.labels = Counter(
             "nearhit_labels_total",
             "Lookups whose neighbour turned out right or wrong, by source",

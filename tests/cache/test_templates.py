@@ -123,3 +123,14 @@ async def test_no_content_gets_the_answer_made_for_another(
     again = await served.chat(spaced)
     assert again.cache_status == "nearhit; hit; detail=semantic"
     assert again.text == f"upstream answers: {template.format(*contents[-1])}"
+
+
+def test_a_short_instruction_before_a_long_text_is_a_template_where_all_neighbours_have_it() -> None:
+    frame = "is this message about fraud? answer yes or no: "
+    texts = [f"{word} was sent to me by a friend who lives far away from here and never writes" for word in "abcd"]
+    query, *stored = [frame + text for text in texts]
+    assert varying_parts(query, stored[0], stored) == VaryingParts(texts[0].split()[0], texts[1].split()[0])
+    other = ["my card was stolen at the station yesterday evening and somebody has used it since then twice"]
+    mixed = [frame + other[0], frame + "where can i see how much money is left on my account at the end of a month"]
+    assert varying_parts(query, mixed[0], [*mixed, frame + "why was i charged for it"]) is not None
+    assert varying_parts(query, mixed[0], mixed[:1]) is None

@@ -52,14 +52,14 @@ class ClientLabels:
         self._totals: dict[str, float] = {}  # labels
         self._limit: float | None = None  # of each client, for one that has no labels
 
-    def add(self, client: str, band: int, wrong: float) -> None:
+    def add(self, client: str, band: int, wrong: float, weight: float = 1.0) -> None:
         if client not in self._rows and len(self._rows) >= MAX_CLIENTS:
             self._join_smallest()
         row = self._rows.get(client)
         if row is None:
             row = self._rows[client] = np.zeros((2, self._bands))
-        row[:, band] += 1.0, wrong
-        self._totals[client] = self._totals.get(client, 0.0) + 1.0
+        row[:, band] += weight, weight * wrong
+        self._totals[client] = self._totals.get(client, 0.0) + weight
         self._limit = None
 
     def fade(self, factor: float) -> None:

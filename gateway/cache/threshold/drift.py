@@ -48,15 +48,16 @@ class DriftDetector:
     def is_raised(self) -> bool:
         return self.excess > LIMIT
 
-    def add(self, band: int, predicted: float, wrong: float) -> None:
-        """Add a label: `wrong` 1 or 0, and the share in [0, 1] that was predicted for its band."""
-        self.excess += wrong * math.log(FACTOR) - math.log1p((FACTOR - 1) * predicted)
+    def add(self, band: int, predicted: float, wrong: float, weight: float = 1.0) -> None:
+        """Add a label: `wrong` in [0, 1], and the share in [0, 1] that was predicted for its band. `weight`: how much
+        the label says, in [0, 1]."""
+        self.excess += weight * (wrong * math.log(FACTOR) - math.log1p((FACTOR - 1) * predicted))
         if self.excess <= 0:
             self.excess = 0.0
             self.labels[:] = self.wrong[:] = 0.0
             return
-        self.labels[band] += 1
-        self.wrong[band] += wrong
+        self.labels[band] += weight
+        self.wrong[band] += weight * wrong
 
     def row(self) -> tuple[Any, ...]:
         """Return the state for a snapshot."""

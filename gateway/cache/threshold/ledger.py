@@ -232,12 +232,13 @@ class ThresholdLedger:
         typical = math.exp((self.log_size + PRIOR_REQUESTS * math.log(PRIOR_ENTRIES)) / lookups)
         return float(min(MAX_GROWTH, max(MIN_GROWTH, (entries / typical) ** GROWTH)))
 
-    def label(self, score: float, wrong: float, client: str = TOGETHER) -> None:
-        """Record that a neighbour with this score was wrong (1) or right (0). `client`: the one that asked."""
+    def label(self, score: float, wrong: float, client: str = TOGETHER, weight: float = 1.0) -> None:
+        """Record that a neighbour with this score was wrong (1) or right (0), or how likely it was wrong. `client`: the
+        one that asked. `weight`: how much the label says, in [0, 1]."""
         band = band_of(score)
-        self.labels[band] += 1
-        self.wrong[band] += wrong
-        self.clients.add(client, band, wrong)
+        self.labels[band] += weight
+        self.wrong[band] += weight * wrong
+        self.clients.add(client, band, wrong, weight)
 
     def state_for(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
         """Return the state for a promise in wrong hits over all requests. `growth`: factor on expected wrong hits."""

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.cache.threshold.answer_shares import right_after_equal
 from gateway.cache.threshold.client_labels import TOGETHER, ClientLabels, bounded_weights
 from gateway.cache.threshold.drift import DriftDetector
 from gateway.cache.threshold.ledger import (
@@ -67,7 +68,8 @@ class LabelledLookup:
 
     vector: Vector  # of the new question
     probability: float  # from the verifier, that the answer is right
-    right: float  # 1 or 0
+    right: float  # 1 or 0, or how likely it is right
+    weight: float = 1.0  # how much the label says, in [0, 1]
     client: str = TOGETHER  # the one that asked: 16 hex digits, or not known
 
 
@@ -90,7 +92,7 @@ class Evidence:
         if self._vectors is None:
             self._vectors = np.zeros((self._capacity, label.vector.shape[0]), np.float32)
         self._vectors[self._next] = label.vector
-        self._residuals[self._next] = label.right - label.probability
+        self._residuals[self._next] = label.weight * (label.right - label.probability)
         self._clients[self._next], self._groups = _number(label.client), None
         self._next = (self._next + 1) % self._capacity
         self._count = min(self._count + 1, self._capacity)
@@ -189,6 +191,7 @@ class Observation:
     probability: float  # from the verifier, that the answer is right
     label: Label
     client: str = TOGETHER  # the one that asked: 16 hex digits, or not known
+    chance: float = 0.0  # of an equal answer to another question, if answers were compared: `threshold.answer_shares`
 
 
 # An event for other gateways: its kind, then the fields that `RouteControl.apply_event` reads. msgpack can carry it.
@@ -376,7 +379,7 @@ class RouteControl:
         self.version += 1
         vector = observation.vector.astype("<f2").tobytes()
         facts = observation.score, observation.probability, observation.label.value, observation.client
-        self._report(("label", vector, *facts))
+        self._report(("label", vector, *facts, observation.chance))
         if not self._drift.is_raised:
             return False
         self._fall_back(*self._labels_to_keep())
@@ -385,14 +388,17 @@ class RouteControl:
         return True
 
     def _learn(self, observation: Observation) -> None:
-        wrong = observation.label is Label.WRONG
-        self._drift.add(band_of(observation.score), self._predicted(observation.score), float(wrong))
+        wrong, weight, score = 1.0, 1.0, observation.score
+        predicted = self._predicted(score)
+        if observation.label is Label.RIGHT:
+            wrong, weight = 1 - right_after_equal(1 - predicted, observation.chance), 1 - observation.chance
+        self._drift.add(band_of(score), predicted, wrong, weight)
         if self.labels_since_drift is not None:
             self.labels_since_drift += 1
         self._labels_since_shares += 1
-        self._ledger.label(observation.score, float(wrong), observation.client)
+        self._ledger.label(score, wrong, observation.client, weight)
         self._evidence.add(
-            LabelledLookup(observation.vector, observation.probability, float(not wrong), observation.client)
+            LabelledLookup(observation.vector, observation.probability, 1 - wrong, weight, observation.client)
         )
         self._changes_since_refresh += 1
 
@@ -466,10 +472,11 @@ class RouteControl:
         """
         kind, *row = said
         if kind == "label":
-            vector, score, probability, label, client = row
+            vector, score, probability, label, client, *more = row
             if self.learning:
                 known = np.frombuffer(vector, "<f2").astype(np.float32)
-                self._learn(Observation(known, float(score), float(probability), Label(label), str(client)))
+                chance = float(more[0]) if more else 0.0  # earlier versions do not tell it
+                self._learn(Observation(known, float(score), float(probability), Label(label), str(client), chance))
         elif kind == "traffic":
             traffic = TrafficCounts.of_row(tuple(row))
             self._ledger.add(traffic)
