@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.dialects.sealed_calls import is_sealed
+
 INTERLEAVED = "interleaved-thinking"  # the beta in which the budget may exceed `max_tokens`
 MIN_TOP_P = 0.95
 _SEAL = {"thinking": "signature", "redacted_thinking": "data"}  # the field that only the API can write
@@ -82,7 +84,7 @@ def _thinking_of(message: Mapping[str, Any]) -> Sequence[Any]:
 
 def _is_unsigned(block: Mapping[str, Any]) -> bool:
     seal = block.get(_SEAL[block["type"]])
-    return not (isinstance(seal, str) and seal.strip())
+    return not (isinstance(seal, str) and seal.strip()) or is_sealed(block)
 
 
 def calls_without_thinking(messages: Sequence[Mapping[str, Any]]) -> bool:

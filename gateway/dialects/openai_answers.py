@@ -289,13 +289,28 @@ def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
 # The same count next to the other counts: of Moonshot, and of DeepSeek.
 CACHED = ("cached_tokens", "prompt_cache_hit_tokens")
+# What was written to a prompt cache, in the details: of OpenAI and OpenRouter, and of LiteLLM.
+WRITTEN = ("cache_write_tokens", "cache_creation_tokens")
 
 
 def cached_tokens(usage: Mapping[str, Any]) -> int:
     """Return the input tokens of a usage that a prompt cache supplied; 0 if it reports none."""
-    details = (usage.get(key) for key in INPUT_DETAILS)
-    counts = [each.get("cached_tokens") for each in details if isinstance(each, Mapping)]
-    counts += [usage.get(key) for key in CACHED]
+    return _first_count([*_input_details(usage, "cached_tokens"), *(usage.get(key) for key in CACHED)])
+
+
+def written_tokens(usage: Mapping[str, Any]) -> int:
+    """Return the input tokens of a usage that were written to a prompt cache; 0 if it reports none."""
+    # Gateways in front of Anthropic's models add its own name for the count.
+    return _first_count([*_input_details(usage, *WRITTEN), usage.get("cache_creation_input_tokens")])
+
+
+def _input_details(usage: Mapping[str, Any], *keys: str) -> Iterator[Any]:
+    for details in (usage.get(key) for key in INPUT_DETAILS):
+        if isinstance(details, Mapping):
+            yield from (details.get(key) for key in keys)
+
+
+def _first_count(counts: Iterable[Any]) -> int:
     return next((count for count in counts if isinstance(count, int) and count > 0), 0)
 
 

@@ -110,3 +110,34 @@ async def test_a_stream_that_nobody_asked_for_becomes_a_whole_answer(
             assert answered.status == 200
             said = answered.json["content"][0]["text"] if path == "/v1/messages" else answered.text
             assert said == "in the shed"
+
+
+@pytest.mark.parametrize("fails", ["refused", "cut", "late"])
+async def test_a_key_in_a_query_is_told_to_nobody(
+    upstream: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    """nyroway/nyro #68, BerriAI/litellm #39293: the error of the HTTP client has the whole URL, which then stands in
+    the logs, and in the answer to whoever asked."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if fails == "late":
+            await asyncio.sleep(3)
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
+
+    async def chat(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await answer(request)
+
+    upstream.answer = chat
+    url = "http://127.0.0.1:9" if fails == "refused" else upstream.url
+    backend = {"adapter": "openai", "url": url, "timeouts": {"first_byte": "300ms"}}
+    caplog.set_level("DEBUG")
+    async with gateway_of(config_of(tmp_path, {"main": backend}), NO_CACHE) as served:
+        for path in ("/v1/chat/completions?key=SECRET-1", "/v1/moderations?key=SECRET-1"):
+            told = await served.post(path, ASK, {"Authorization": "Bearer SECRET-2"})
+            assert told.status >= 400
+            assert b"SECRET" not in told.body
+    assert "SECRET" not in caplog.text
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"SECRET" in data for data in written)

@@ -192,3 +192,68 @@ async def test_usage_that_lies_in_the_choice_is_counted(
         translated = await served.post("/v1/messages", {**ASK, "stream": streamed}, CLAUDE)
         told = usage_at_the_end(translated.body) if streamed else translated.json["usage"]
     assert (told["input_tokens"], told["cache_read_input_tokens"], told["output_tokens"]) == (14, 16, 3)
+
+
+WRITES: dict[str, dict[str, Any]] = {
+    "OpenAI": {"prompt_tokens_details": {"cached_tokens": 2000, "cache_write_tokens": 400}},
+    "LiteLLM": {"prompt_tokens_details": {"cached_tokens": 2000, "cache_creation_tokens": 400}},
+    "Anthropic's name": {"prompt_tokens_details": {"cached_tokens": 2000}, "cache_creation_input_tokens": 400},
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("details", WRITES.values(), ids=WRITES)
+async def test_what_was_written_to_a_prompt_cache_is_told_to_anthropics_clients(
+    start: Start, upstream: Upstream, streamed: bool, details: dict[str, Any]
+) -> None:
+    """musistudio/claude-code-router #1461, BerriAI/litellm #31069: the count is lost, and its tokens look like plain
+    input, which costs less."""
+    usage = {"prompt_tokens": 2600, "completion_tokens": 3, "total_tokens": 2603, **details}
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if not call.get("stream"):
+            return web.json_response({**completion(call, "There."), "usage": usage})
+        parts = [chunk(call, {"content": "There."}), chunk(call, {}, "stop"), frame({"choices": [], "usage": usage})]
+        return web.Response(body=b"".join([*parts, b"data: [DONE]\n\n"]), headers=TEXT_EVENTS)
+
+    upstream.answer = answer
+    async with start() as served:
+        told = await served.post("/v1/messages", {**ASK, "stream": streamed}, CLAUDE)
+    said = usage_at_the_end(told.body) if streamed else told.json["usage"]
+    expected = {"input_tokens": 200, "cache_creation_input_tokens": 400, "cache_read_input_tokens": 2000}
+    assert said == {**expected, "output_tokens": 3}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_what_was_written_to_a_prompt_cache_is_told_to_openais_clients(
+    start: Start, upstream: Upstream, streamed: bool
+) -> None:
+    """router-for-me/CLIProxyAPI #2419: the client of a chat cannot see that Anthropic's cache works."""
+    usage = {
+        "input_tokens": 200,
+        "cache_creation_input_tokens": 400,
+        "cache_read_input_tokens": 2000,
+        "output_tokens": 3,
+    }
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        whole = {**message([{"type": "text", "text": "There."}]), "usage": usage}
+        if not call.get("stream"):
+            return web.json_response(whole)
+        events = [
+            {"type": "message_start", "message": {**whole, "content": [], "stop_reason": None}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "There."}},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
+            {"type": "message_stop"},
+        ]
+        return web.Response(body=b"".join(map(frame, events)), headers=TEXT_EVENTS)
+
+    upstream.answer = answer
+    ask = {**ASK, "stream": True, "stream_options": {"include_usage": True}} if streamed else ASK
+    async with start(adapter="anthropic") as served:
+        told = await served.post("/v1/chat/completions", ask, {"Authorization": "Bearer k"})
+    said = usage_at_the_end(told.body) if streamed else told.json["usage"]
+    assert (said["prompt_tokens"], said["total_tokens"]) == (2600, 2603)
+    assert said["prompt_tokens_details"] == {"cached_tokens": 2000, "cache_write_tokens": 400}

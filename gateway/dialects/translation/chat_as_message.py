@@ -16,7 +16,8 @@ from gateway.dialects.anthropic_errors import error, kind_for_status
 from gateway.dialects.chat_deltas import call_list, texts_of
 from gateway.dialects.json_body import dump_json, load_json
 from gateway.dialects.openai import CHAT
-from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of
+from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of, written_tokens
+from gateway.dialects.sealed_calls import sealed
 from gateway.dialects.sse import encode_event
 from gateway.dialects.tool_call_deltas import ToolCallDeltas, arguments_text
 from gateway.dialects.translation.call_ids import UniqueIds, call_ids
@@ -105,6 +106,7 @@ class _Tool:
     id: Any = ""
     name: Any = ""
     arguments: list[str] = field(default_factory=list)
+    seal: str = ""
 
 
 class MessageEvents:
@@ -193,6 +195,7 @@ class MessageEvents:
             self._tools.append(_Tool())
         tool = self._tools[place]
         tool.id, tool.name = tool.id or call.get("id") or "", function.get("name") or tool.name
+        tool.seal = tool.seal or sealed(call.get("extra_content"))
         arguments = arguments_text(function.get("arguments"))
         if self._first is None and tool.name and tool.id:
             self._first, self._first_place = tool, place
@@ -206,6 +209,9 @@ class MessageEvents:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _start_tool(self, tool: _Tool) -> Iterator[Event]:
+        if tool.seal:
+            yield from self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "signature_delta", "signature": tool.seal})
         tool_id = self._ids.take(tool.id or f"toolu_{self._index + 1}")
         name = _client_name(tool.name, self._original)
         yield from self._start("tool_use", {"type": "tool_use", "id": tool_id, "name": name, "input": {}})
@@ -244,6 +250,8 @@ def _content(
             arguments = {}
         if not isinstance(arguments, dict):
             raise TypeError("arguments that are not an object")
+        if seal := sealed(call.get("extra_content")):
+            yield {"type": "thinking", "thinking": "", "signature": seal}
         tool_id, name = ids.take(call.get("id") or f"toolu_{i}"), _client_name(function.get("name") or "", original)
         yield {"type": "tool_use", "id": tool_id, "name": name, "input": arguments}
 
@@ -290,9 +298,10 @@ def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: boo
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    read = cached_tokens(usage)
+    read, written = cached_tokens(usage), written_tokens(usage)
     said = {
-        "input_tokens": max(0, int(usage.get("prompt_tokens") or 0) - read),
+        "input_tokens": max(0, int(usage.get("prompt_tokens") or 0) - read - written),
+        **({"cache_creation_input_tokens": written} if written else {}),
         "cache_read_input_tokens": read,
         "output_tokens": int(usage.get("completion_tokens") or 0),
     }

@@ -194,8 +194,9 @@ def _finish(reason: str | None) -> str | None:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     read, written = count_tokens(usage)
     said: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    if usage.get("cache_read_input_tokens") is not None:
-        said["prompt_tokens_details"] = {"cached_tokens": usage["cache_read_input_tokens"]}
+    details = {"cached_tokens": "cache_read_input_tokens", "cache_write_tokens": "cache_creation_input_tokens"}
+    if given := {key: usage[theirs] for key, theirs in details.items() if usage.get(theirs) is not None}:
+        said["prompt_tokens_details"] = given
     thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     if thinking is not None:
         said["completion_tokens_details"] = {"reasoning_tokens": thinking}

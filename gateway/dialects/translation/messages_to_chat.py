@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 
 from gateway.dialects.anthropic import without_cache_marks
 from gateway.dialects.json_body import limit_of, sent_model
+from gateway.dialects.sealed_calls import is_sealed, reads_extra_content, unsealed
 from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, data_url, messages_last
 from gateway.dialects.translation.stops import MAX_OPENAI
@@ -44,9 +46,10 @@ def chat_request(
             raise _untranslatable(f"'{key}'")
     if not cache_control:
         body = {key: value for key, value in without_cache_marks(body).items() if key != "cache_control"}
+    sent = sent_model(model, body)
     dropped = ENCRYPTED_BLOCKS if reasoning_content else DROPPED_BLOCKS
-    messages = _messages(body, fit, dropped)
-    request: dict[str, Any] = {"model": sent_model(model, body), "messages": messages, **cache_mark(body)}
+    messages = _messages(body, fit, partial(_is_kept, dropped=dropped, unseals=reads_extra_content(sent)))
+    request: dict[str, Any] = {"model": sent, "messages": messages, **cache_mark(body)}
     if limit := limit_of(body.get("max_tokens")):
         request["max_completion_tokens"] = limit
     for key in ("temperature", "top_p", "prompt_cache_retention"):
@@ -109,11 +112,16 @@ def _tool(tool: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     return {"type": "function", "function": function, **cache_mark(tool)}
 
 
-def _messages(body: Mapping[str, Any], fit: Fitting, dropped: Sequence[str]) -> list[dict[str, Any]]:
+def _is_kept(block: Mapping[str, Any], *, dropped: Sequence[str], unseals: bool) -> bool:
+    """Return whether the translation of a turn of the model needs the block."""
+    return unseals if is_sealed(block) else block["type"] not in dropped
+
+
+def _messages(body: Mapping[str, Any], fit: Fitting, is_kept: Callable[[Any], bool]) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
     if system := _texts(_spoken(_blocks(body.get("system") or "")), "a system prompt"):
         said.append({"role": "system", "content": system})
-    turns = _turns(body["messages"], dropped)
+    turns = _turns(body["messages"], is_kept)
     for role, blocks in turns:
         if role == "assistant":
             said.append(_assistant(blocks, fit))
@@ -124,7 +132,7 @@ def _messages(body: Mapping[str, Any], fit: Fitting, dropped: Sequence[str]) -> 
     return said if turns else [*said, {"role": "user", "content": ""}]
 
 
-def _turns(messages: Sequence[Mapping[str, Any]], dropped: Sequence[str]) -> list[tuple[str, list[Any]]]:
+def _turns(messages: Sequence[Mapping[str, Any]], is_kept: Callable[[Any], bool]) -> list[tuple[str, list[Any]]]:
     """Return role and blocks of each turn that says something. Thinking alone says nothing.
 
     Servers refuse a turn of nothing, and many two turns of one side. Anthropic reads those as one, so they become one.
@@ -135,7 +143,7 @@ def _turns(messages: Sequence[Mapping[str, Any]], dropped: Sequence[str]) -> lis
         if role not in ROLES:
             raise _untranslatable(f"a message of the role {role[:40]!r}")
         if role == "assistant":
-            blocks = [block for block in blocks if block["type"] not in dropped]
+            blocks = [block for block in blocks if is_kept(block)]
         if all(block["type"] == "thinking" for block in blocks):
             continue
         if turns and turns[-1][0] == role:
@@ -171,15 +179,19 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], fit: Fitting) -> dict[str, A
     texts: list[Mapping[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
+    attached: dict[str, Any] = {}  # to the next call
     for block in blocks:
         if block["type"] == "text":
             texts.append(block)
+        elif is_sealed(block):
+            attached = unsealed(block)
         elif block["type"] == "thinking":
             thoughts.append(block["thinking"])
         elif block["type"] == "tool_use":
             function = {"name": fit.name(block["name"]), "arguments": orjson.dumps(block.get("input") or {}).decode()}
             call = {"id": fit.call_id(block["id"]), "type": "function", "function": function}
-            calls.append(call | cache_mark(block))
+            calls.append(call | cache_mark(block) | attached)
+            attached = {}
         else:
             raise _untranslatable(f"a block of the type {block['type'][:40]!r}")
     content = [_part(text) for text in texts] if _is_marked(texts) else "".join(text["text"] for text in texts)
