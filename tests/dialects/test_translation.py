@@ -74,7 +74,8 @@ def test_both_forms_of_claudes_answer_are_one_chat_completion(content: list[Any]
     assert arguments[0] == arguments[1] == [block["input"] for block in content if block["type"] == "tool_use"]
     assert body == put_together
     assert body["usage"] == {
-        "prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19, "prompt_tokens_details": {"cached_tokens": 4},
+        "prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19,
+        "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 5},
     }  # fmt: skip
     judged = openai_answers.inspect(CHAT, payload, True).admission
     assert judged is openai_answers.inspect(CHAT, [whole], False).admission
