@@ -26,28 +26,40 @@ class SplitInputs:
         self._on_hit = on_hit
 
     async def answer(self, request: RequestContext, call: Call, forward: Handler) -> Response:
-        """Answer a call; `forward` answers each of its inputs."""
+        """Answer a call; `forward` answers each of its inputs.
+
+        The request gets what its inputs have reached: the guard around them must not pass it on once more.
+        """
         batch = call.batch
         parts = () if batch is None else batch.split(call)
         if batch is None or not 0 < len(parts) <= MAX_INPUTS:
             return await resolve_response(forward(request))
         requests = [self._child_request(request, part) for part in parts]
-        unique_parts = {part.fingerprint: part for part in requests}  # equal inputs are looked up once
+        keys = [part.fingerprint for part in requests]
+        unique_parts = dict(zip(keys, requests, strict=True))  # equal inputs are looked up once
         gathering = MissBatch(batch, unique_parts)
-        answers = await _gather([self._answer(part, gathering, forward) for part in unique_parts.values()])
+        try:
+            answers = await _gather([self._answer(part, gathering, forward) for part in unique_parts.values()])
+        except Exception as error:
+            request.outcome = error
+            raise
+        finally:
+            request.reached = max(part.reached for part in unique_parts.values())
         answers_by_key = dict(zip(unique_parts, answers, strict=True))
         self._record_timings(request, list(unique_parts.values()))
         failed = next((answer for answer in answers if answer.status != 200), None)
         if failed is not None:
+            request.outcome = failed
             return failed
-        ordered = [answers_by_key[part.fingerprint] for part in requests]
+        ordered = [answers_by_key[key] for key in keys]
         try:
             body = FullBody(batch.join_answers([_data(answer) for answer in ordered]))
         except MalformedResponse as error:
             raise BackendError(str(error), retryable=False) from None
         fetched = [answer for answer in answers if answer.provenance.verdict is not Verdict.EXACT]
-        headers = (fetched or answers)[0].headers
-        return Response(200, headers, body, self._provenance([answer.provenance for answer in answers]))
+        headers, provenance = (fetched or answers)[0].headers, self._provenance([each.provenance for each in answers])
+        request.outcome = joined = Response(200, headers, body, provenance)
+        return joined
 
     def _child_request(self, request: RequestContext, call: Call) -> RequestContext:
         part = request.child("part")
@@ -59,11 +71,11 @@ class SplitInputs:
         return part
 
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:
-        part.gathering = gathering
+        part.gathering, key = gathering, part.fingerprint
         try:
             return await resolve_response(forward(part))
         finally:
-            gathering.mark_resolved(part.fingerprint)
+            gathering.mark_resolved(key)
 
     def _record_timings(self, request: RequestContext, parts: Sequence[RequestContext]) -> None:
         """Add the longest time of each stage: the inputs run concurrently."""

@@ -88,19 +88,26 @@ class _Flight:
         try:
             answers = await self._answers(forward)
             for member, answer in zip(self._members, answers, strict=True):
+                member.request.outcome = answer
                 if not member.answer.done():
                     member.answer.set_result(answer)
         except Exception as error:
             for member in self._members:
+                member.request.outcome = failure = copy_error(error)
                 if not member.answer.done():
-                    member.answer.set_exception(copy_error(error))
+                    member.answer.set_exception(failure)
 
     async def _answers(self, forward: Handler) -> list[Response]:
         if len(self._members) == 1:
             return [await resolve_response(forward(self._members[0].request))]
         calls = [member.request.call for member in self._members]
         known = [call for call in calls if call is not None]
-        response = await resolve_response(forward(self._members[0].request.with_call(self._batch.merge(known))))
+        together = self._members[0].request.with_call(self._batch.merge(known))
+        try:
+            response = await resolve_response(forward(together))
+        finally:  # a guard around an input must not pass it on once more
+            for member in self._members:
+                member.request.reached = together.reached
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the response to several inputs is too large to be split", retryable=False)

@@ -210,6 +210,31 @@ async def test_an_exception_in_an_optional_step_never_fails_a_follower(
     assert not wrong, "\n".join(wrong)
 
 
+async def test_an_exception_in_an_optional_step_sends_no_input_twice(
+    served: Served, fault: Fault, light: Upstream, large: Upstream
+) -> None:
+    """The inputs of one call are answered one by one, and sent together."""
+    wrong, ask_next = [], questions()
+    for step, moment, stored in itertools.product(OPTIONAL, EARLY, (False, True)):
+        first, *others = [next(ask_next) + "x" * length for length in range(3)]
+        if stored:
+            await served.post("/v1/embeddings", {"model": "m", "input": first})
+        light.calls.clear()
+        large.calls.clear()
+        fault.step, fault.moment, fault.met = step, moment, 0
+        given = [first, *others, first]
+        answer = await served.post("/v1/embeddings", {"model": "m", "input": given})
+        fault.step = ""
+        met = f"{step}, {moment}, {'stored' if stored else 'new'}"
+        if answer.status != 200 or [each["embedding"][1] * 8 for each in answer.json["data"]] != [*map(len, given)]:
+            wrong.append(f"{met}: {answer.status} {answer.body[:200]!r}")
+        inputs = [each.json["input"] for each in (*light.calls, *large.calls)]
+        sent = [text for each in inputs for text in ([each] if isinstance(each, str) else each)]
+        if any(sent.count(text) > 1 for text in others):
+            wrong.append(f"{met}: sent {inputs}")
+    assert not wrong, "\n".join(wrong)
+
+
 # Parts that requests can't go on without, or that are no port of a step.
 ESSENTIAL = {
     "clock": "the time",
