@@ -49,6 +49,8 @@ def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any]
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadRequest(f"the body is {_name(value)}: expected a JSON object")
+    if _may_have_long_integers(body):
+        value = _with_long_integers(body, value)
     try:
         # orjson writes 254 levels but reads 1024. The code that wraps the body later needs some of them.
         dump_json = orjson.dumps([[value]], option=orjson.OPT_SORT_KEYS if canonical else None)
@@ -81,18 +83,53 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
         return value
 
 
+# orjson reads an integer beyond 64 bits as the nearest double: 1000000000000000000001 would go on as 1e+21, and would
+# share an entry with its neighbours. Such integers are kept as they are written. Floats are kept by their value.
+_AS_ZEROS, _LONG = bytes.maketrans(b"123456789", b"0" * 9), b"0" * 19  # 2**63 has 19 digits
+
+
+def _may_have_long_integers(data: bytes) -> bool:
+    return _LONG in data.translate(_AS_ZEROS)
+
+
+def _with_long_integers(data: bytes | str, value: Any) -> Any:
+    """Return `value`, which was parsed from `data`, with integers beyond 64 bits as fragments of JSON."""
+    try:
+        return json.loads(data, parse_int=_exact_integer)
+    except (ValueError, RecursionError):  # nested deeper than `json` can read
+        return value
+
+
+def _exact_integer(digits: str) -> int | orjson.Fragment:
+    if len(digits) > 20:
+        return orjson.Fragment(digits)
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else orjson.Fragment(digits)
+
+
+def _as_integer(fragment: object) -> int:
+    """Return the integer of a fragment, for `json`, which does not know fragments."""
+    if not isinstance(fragment, orjson.Fragment):
+        raise TypeError(f"{type(fragment).__name__} is not JSON")
+    return int(orjson.dumps(fragment))
+
+
 # What common servers write although JSON has it not: numbers that are not finite, and halves of surrogate pairs.
 _LENIENT = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
 
 
 def load_json(data: bytes | str) -> Any:
-    """Parse what a backend wrote, also with a byte order mark, NaN, infinities and lone surrogates. Raise
-    `orjson.JSONDecodeError`.
+    """Parse what a backend wrote, also with a byte order mark, NaN, infinities and lone surrogates. Integers beyond 64
+    bits keep their digits. Raise `orjson.JSONDecodeError`.
 
-    The slower way is taken only if the strict one fails.
+    The slower way is taken only if the strict one fails, or would change a number.
     """
     try:
-        return orjson.loads(data)
+        value = orjson.loads(data)
+        if len(data) < len(_LONG):
+            return value
+        raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+        return _with_long_integers(data, value) if _may_have_long_integers(raw) else value
     except orjson.JSONDecodeError:
         if isinstance(data, bytes) and data.startswith(codecs.BOM_UTF8):  # RFC 8259, section 8.1: it may be ignored
             return load_json(data[len(codecs.BOM_UTF8) :])
@@ -194,12 +231,13 @@ def dump_json(value: Any, *, canonical: bool = False) -> bytes:
     except orjson.JSONEncodeError as error:
         try:
             # Halves of a pair that two events had are a pair again: both are written as escapes, side by side.
-            return json.dumps(value, sort_keys=canonical, separators=(",", ":")).encode()
+            return json.dumps(value, sort_keys=canonical, separators=(",", ":"), default=_as_integer).encode()
         except RecursionError:
             raise error from None
     # orjson writes null for numbers that JSON does not have, so look only if there is a null.
     if b"null" in plain and _has_non_finite(value):
-        return json.dumps(value, sort_keys=canonical, separators=(",", ":"), ensure_ascii=False).encode()
+        text = json.dumps(value, sort_keys=canonical, separators=(",", ":"), ensure_ascii=False, default=_as_integer)
+        return text.encode()
     return plain
 
 

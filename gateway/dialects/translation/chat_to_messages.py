@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
-from gateway.dialects.json_body import limit_of, sent_model
+from gateway.dialects.json_body import limit_of, load_json, sent_model
 from gateway.dialects.translation.call_ids import PairedIds
 from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
@@ -199,7 +199,7 @@ def _blocks(message: Mapping[str, Any], fit: Fitting, ids: PairedIds) -> Iterato
 
 def _arguments(text: Any) -> Any:
     try:
-        value = orjson.loads(text or "{}")
+        value = load_json(text or "{}")
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
