@@ -189,13 +189,13 @@ class KeepAlive:
     """`KeepAlive` writes a keep-alive to a stream in which nothing was written for between `silence_s` seconds and a
     quarter more. Balancers in front of the gateway cut connections that are silent for a minute."""
 
-    __slots__ = ("_data", "_interval_s", "_out", "_ticks", "_timer")
+    __slots__ = ("_data", "_interval_s", "_out", "_timer", "ticks")
 
     def __init__(self, out: OutputBuffer, event: Event, silence_s: float, *, chunked: bool) -> None:
         self._out = out
         self._data = chunk_of(event.frame()) if chunked else event.frame()
         self._interval_s = silence_s / TICKS
-        self._ticks = 0  # since the last event
+        self.ticks = 0  # since the last event: who writes one sets it to 0
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> KeepAlive:
@@ -209,14 +209,10 @@ class KeepAlive:
         if self._interval_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 
-    def on_write(self) -> None:
-        """Record that an event was written."""
-        self._ticks = 0
-
     def _tick(self) -> None:
-        self._ticks += 1
-        if self._ticks >= TICKS:
-            self._ticks = 0
+        self.ticks += 1
+        if self.ticks >= TICKS:
+            self.ticks = 0
             if self._out.writable:
                 with suppress(ConnectionError):
                     self._out.write(self._data)
@@ -233,7 +229,7 @@ async def relay_body(body: Body, out: OutputBuffer, alive: KeepAlive, *, chunked
     event or piece. Raise `UpstreamStreamError` or `ConnectionError`."""
 
     def events(items: Sequence[Event]) -> bool:
-        alive.on_write()
+        alive.ticks = 0
         if len(items) == 1:
             frame = items[0].frame()
             out.write(chunk_of(frame) if chunked else frame)

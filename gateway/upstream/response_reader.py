@@ -22,7 +22,7 @@ from gateway.upstream.http_client import UpstreamResponse
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
-Decode = Callable[[bytes], bytes]
+Decode = Callable[[bytes], bytes] | None  # None: the body is in no coding
 OVERLOADED = 503
 ANNOUNCEMENTS = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
 OF_STREAMS = frozenset({"content-type", "cache-control"})  # headers that say nothing about an error
@@ -32,10 +32,6 @@ EVENT_STREAM = (("Content-Type", "text/event-stream; charset=utf-8"),)
 _FIELD = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry|):")  # a line without a name is a comment
 LONGEST_FIELD = 16  # bytes that tell whether a body begins with such a line
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger responses are relayed as they arrive, and not cached
-
-
-def _unchanged(piece: bytes) -> bytes:
-    return piece
 
 
 class ResponseReader:
@@ -68,23 +64,16 @@ class ResponseReader:
         self._comments: list[Comment] = []
         self._after_comments: Sequence[Event] = ()
 
-    async def answer(self, headers: Headers, dialect: Dialect | None, *, streams: bool = False) -> Response:
+    async def answer(
+        self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None, *, streams: bool = False
+    ) -> Response:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
-        to a call that was not parsed. `streams`: the call asks for a stream.
-
-        Raise `BackendError`, also if the body breaks or cannot be read: nothing of it has reached the client.
-        """
-        try:
-            return await self._respond(headers, dialect, streams=streams)
-        except UpstreamStreamError as error:
-            raise BackendError(str(error)) from None
-
-    async def _respond(self, headers: Headers, dialect: Dialect | None, *, streams: bool) -> Response:
+        to a call that was not parsed. `streams`: the call asks for a stream."""
         answer = self._answer
         coding = coding_of(answer.header_map)
-        decode = ContentDecoder(coding).decode if coding in CODINGS else _unchanged
+        decode = ContentDecoder(coding).decode if coding in CODINGS else None
         is_stream = dialect is not None and answer.status == 200 and is_event_stream(answer.header_map)
-        if is_stream and decode is not _unchanged:
+        if is_stream and decode is not None:
             headers = without(headers, "content-encoding")
         if is_stream and dialect is not None and not dialect.relays:
             return await self._events(headers, dialect, b"", decode)
@@ -121,16 +110,18 @@ class ResponseReader:
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
         self.is_finished = lambda: dialect.is_finished(parser.recent)
-        batch = feed(begun)
-        while not (batch or parser.keeps_open or self._answer.at_eof):
-            piece = await self._read_until(until, self.read if begun else self._read_first)
-            if piece is None:
-                break
-            begun, batch = piece, feed(piece)
-        if not batch and self._answer.at_eof:
-            batch, end = end(), tuple
-        begin = self._after_comments if type(batch) is Comments else batch
-        if (failure := _error_in(begin, dialect)) is not None:
+        try:
+            batch = feed(begun)
+            while not (batch or parser.keeps_open or self._answer.at_eof):
+                piece = await self._read_until(until, self.read if begun else self._read_first)
+                if piece is None:
+                    break
+                begun, batch = piece, feed(piece)
+            if not batch and self._answer.at_eof:
+                batch, end = end(), tuple
+        except UpstreamStreamError as error:
+            raise BackendError(str(error)) from None
+        if (failure := _error_in(self._after_comments or batch, dialect)) is not None:
             self._complete()
             if failure[0] == OVERLOADED:
                 self._permit.on_timeout()
@@ -142,21 +133,17 @@ class ResponseReader:
     def _feed_events(self, parser: SSEParser, dialect: Dialect, decode: Decode, chunk: bytes) -> Sequence[Event]:
         """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
         events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
-        events = parser.feed(decode(chunk))
-        self._look_for_end(events, dialect)
+        events = parser.feed(chunk if decode is None else decode(chunk))
+        if not self.complete:
+            for event in events:
+                if dialect.is_end(event):
+                    self._complete()
+                    break
         if not self._comments:
             return events
         comments, self._after_comments = Comments(self._comments), events
         self._comments.clear()
         return comments
-
-    def _look_for_end(self, events: Sequence[Event], dialect: Dialect) -> None:
-        if self.complete:
-            return
-        for event in events:
-            if dialect.is_end(event):
-                self._complete()
-                return
 
     def _complete(self) -> None:
         self.complete = True
@@ -206,7 +193,10 @@ class ResponseReader:
     async def _read_beginning(self, first: bytes) -> bytes:
         """Return the body so far, with more of it until it tells whether it is a stream of events."""
         while not self._answer.at_eof and len(begun := first.lstrip()) < LONGEST_FIELD and begun[:1] not in b"{[":
-            first += await self.read()
+            try:
+                first += await self.read()
+            except UpstreamStreamError as error:
+                raise BackendError(str(error)) from None
         return first
 
     def _opaque(self, first: bytes) -> FullBody | ByteStream:
@@ -218,12 +208,15 @@ class ResponseReader:
     async def _collect(self, first: bytes) -> tuple[bytes, bool]:
         """Return (the bytes read, whether they are all), up to `MAX_WHOLE_BYTES`. The client has received nothing."""
         chunks, size = [first], len(first)
-        while size <= MAX_WHOLE_BYTES:
-            chunk = await self.read()
-            if not chunk:
-                return b"".join(chunks), True
-            chunks.append(chunk)
-            size += len(chunk)
+        try:
+            while size <= MAX_WHOLE_BYTES:
+                chunk = await self.read()
+                if not chunk:
+                    return b"".join(chunks), True
+                chunks.append(chunk)
+                size += len(chunk)
+        except UpstreamStreamError as error:
+            raise BackendError(str(error)) from None
         return b"".join(chunks), False
 
     def _bytes(self, first: bytes) -> ByteStream:
@@ -235,10 +228,11 @@ class ResponseReader:
 
         def feed(chunk: bytes) -> Sequence[bytes]:
             nonlocal parser
-            piece = decode(chunk)
+            piece = chunk if decode is None else decode(chunk)
             if parser is not None:
                 try:
-                    self._look_for_end(parser.feed(piece), dialect)
+                    if any(map(dialect.is_end, parser.feed(piece))) and not self.complete:
+                        self._complete()
                 except UpstreamStreamError:  # a message that is too long, which the client may still want
                     parser = None
             return (piece,) if piece else ()
@@ -402,8 +396,9 @@ class _NotifyingBody(_Body[T]):
                 items = self._take_rest()
             elif self._chunk is not None:
                 items = super().take()
-            elif answer.chunks:
-                items = self._convert(answer.take())
+            elif answer.chunks:  # as `_convert`, which would be a call for each event
+                items = self._feed(answer.take())
+                self._had_comments = type(items) is Comments
             elif answer.whole:
                 self.drained = False  # nobody is told of the end that follows the last event
                 return self._end()
