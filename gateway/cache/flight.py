@@ -32,6 +32,8 @@ LOG = logging.getLogger("nearhit")
 MAX_BUFFER_BYTES = 8 * 1024 * 1024
 # Buffer of a flight while unread answers take all the memory that is allowed to them.
 MIN_BUFFER_BYTES = 64 * 1024
+# A comment counts as much in the buffer as it takes in memory. Most of them are a few bytes, or none.
+COMMENT_BYTES = 128
 # A reader takes at most this many items and this fraction of the buffer (64 kB) at once. Then the gateway checks
 # whether its client keeps up.
 MAX_BATCH, BATCH_PART = 64, 128
@@ -314,4 +316,6 @@ def _first_run(items: Sequence[Any]) -> Sequence[Any]:
 
 
 def _size(item: Event | bytes) -> int:
+    if isinstance(item, Comment):
+        return COMMENT_BYTES + len(item.data)
     return len(item.data) if isinstance(item, Event) else len(item)

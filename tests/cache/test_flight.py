@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
 import pytest
 
 from gateway.cache import flight as flights
 from gateway.cache.flight import SharedCall
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Event, EventStream, FullBody, Provenance, Response, Verdict
-from gateway.streams import BufferedStream, ClosingStream, close_body, close_stream
+from gateway.messages import ByteStream, Comment, Event, EventStream, FullBody, Provenance, Response, Verdict
+from gateway.streams import BufferedStream, ClosingStream, Comments, ObservedStream, close_body, close_stream
 from gateway.unread_memory import UnreadMemory
 
 
@@ -220,6 +220,40 @@ async def test_beyond_the_buffer_the_backend_is_read_no_faster_than_the_slowest_
     assert source.taken <= 8
     rest = await asyncio.gather(all_of(slow), all_of(fast))
     assert rest == [list(letters("defghij")), list(letters("ghij"))]
+
+
+class Remarks:
+    """A backend's stream that has many empty comments, and nothing else."""
+
+    can_notify, drained, complete = False, True, False
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def is_finished(self) -> bool:
+        return False
+
+    def take(self) -> Sequence[Event] | None:
+        if not self.left:
+            return None
+        self.left -= 1
+        return Comments([Comment(b"")])
+
+    async def wait(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        raise AssertionError("it cannot notify")
+
+
+async def test_empty_comments_that_nobody_reads_are_not_collected_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 4 * flights.COMMENT_BYTES)
+    source = Remarks(100)
+    flight = SharedCall(landing(EventStream(ObservedStream(source))))
+    reader = await flight.join()
+    await until_idle()
+    assert source.left >= 90
+    await close_body(reader.body)
 
 
 async def test_a_flight_that_has_let_go_of_its_beginning_takes_no_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
