@@ -18,6 +18,7 @@ from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import find_dialect
+from gateway.dialects.paths import canonical_path
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
@@ -174,7 +175,7 @@ def parse_request(value: object, clock: Clock, where: str) -> tuple[RequestConte
     request = RequestContext(
         request_id="explain",
         method="POST",
-        path=str(wrapped.get("path", "/v1/chat/completions")),
+        path=canonical_path("POST", str(wrapped.get("path", "/v1/chat/completions"))),
         query="",
         headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
         body_source=BufferedBody(),

@@ -1,0 +1,50 @@
+"""The one form of a request's path that everything matches on, and that is forwarded."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from urllib.parse import unquote
+
+from gateway.dialects.known import MAX_PATHS, find_dialect
+
+_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_SLASHES = re.compile(r"/{2,}")
+
+
+@lru_cache(maxsize=MAX_PATHS)
+def canonical_path(method: str, path: str) -> str:
+    """Return a path in its normal form (RFC 3986, section 6.2.2): unreserved characters decoded, escapes in upper case,
+    no dot segments.
+
+    Servers decode more than that, and join slashes. A path that one of them would read as a path of a dialect becomes
+    that path. Otherwise a client could spell its way past the limits, the rights and the routes of such a path.
+    """
+    if "%" not in path and "//" not in path and "/." not in path and not path.endswith("/"):
+        return path
+    plain = _without_dot_segments(_ESCAPE.sub(_decode_unreserved, path))
+    if find_dialect(method, plain) is not None:
+        return plain
+    decoded = _without_dot_segments(_SLASHES.sub("/", unquote(plain))).rstrip("/")
+    return decoded if find_dialect(method, decoded) is not None else plain
+
+
+def _decode_unreserved(escape: re.Match[str]) -> str:
+    character = chr(int(escape[1], 16))
+    return character if character in _UNRESERVED else escape[0].upper()
+
+
+def _without_dot_segments(path: str) -> str:
+    """Remove "." and ".." (RFC 3986, section 5.2.4)."""
+    if "/." not in path:
+        return path
+    kept: list[str] = []
+    segments = path.split("/")[1:]
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    is_folder = segments[-1] in (".", "..")
+    return "/" + "/".join(kept) + ("/" if is_folder and kept else "")
