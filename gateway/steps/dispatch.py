@@ -93,7 +93,6 @@ class Dispatch:
         decision = await self._choose(request)
         if request.affinity is not None:
             decision = bound_to(decision, self._route.target, request.affinity.backend)
-            request.pinned_upstream = request.affinity.upstream
         if decision.late:
             self._refuse_if_late(request)
         slo = self._begin(request, decision)

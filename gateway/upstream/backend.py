@@ -26,7 +26,7 @@ from gateway.upstream.latency import CONFIDENCE, CallFeatures
 from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, pick, sticky_key
 from gateway.upstream.outlier_detection import RETURN_SUSPICION, is_outlier, may_eject
 from gateway.upstream.prefix_affinity import PrefixTable, pick_warm, prefix_blocks
-from gateway.upstream.refusals import REFUSED_S, TOO_MANY, Refusal, Refused, refused
+from gateway.upstream.refusals import REFUSED_S, TOO_MANY, Refusal, Refused, names_caller, refused
 from gateway.upstream.retry import (
     Outcome,
     RetryBudget,
@@ -236,13 +236,14 @@ class UpstreamPool:
             next_endpoint = self._pick_next(request, endpoint, tried, target)
             if next_endpoint is None:
                 return unwrap_outcome(outcome)
-            if next_endpoint in tried or not (is_free_attempt(outcome) or is_refusal(outcome)):
-                pause_s = self._pause_s(request, retries, outcome)
-                if pause_s is None:
-                    return unwrap_outcome(outcome)
+            is_free = next_endpoint not in tried and (is_free_attempt(outcome) or is_refusal(outcome))
+            pause_s = 0.0 if is_free else self._pause_s(request, retries, outcome)
+            if pause_s is None:
+                return unwrap_outcome(outcome)
+            await discard_response(outcome)
+            if not is_free:
                 retries += 1
                 self._log_retry(request, endpoint, outcome)
-                await discard_response(outcome)
                 await asyncio.sleep(pause_s)
             tried.append(next_endpoint)
             attempts = await self._attempt(next_endpoint, request, tried, retries)
@@ -307,7 +308,7 @@ class UpstreamPool:
         self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
     ) -> list[AttemptResult]:
         """Call an upstream, and a second one meanwhile if the call is hedged. Only the first attempt is hedged."""
-        hedging = None if retries else self._hedging
+        hedging = None if retries or request.affinity is not None else self._hedging
         delay_s = None if hedging is None else hedging.delay_s(endpoint, request)
         if hedging is None or delay_s is None:
             return [AttemptResult(endpoint, await self._try_call(endpoint, request, tried, retries))]
@@ -325,9 +326,10 @@ class UpstreamPool:
         single = self.single
         if single is not None and not single.retry_after_s(request, now):
             return single  # even if its breaker is open: there is no other upstream
-        available = [endpoint for endpoint in self.endpoints if not endpoint.retry_after_s(request, now)]
+        candidates = self._candidates(request)
+        available = [endpoint for endpoint in candidates if not endpoint.retry_after_s(request, now)]
         if not available:
-            soonest = min(endpoint.retry_after_s(request, now) for endpoint in self.endpoints)
+            soonest = min(endpoint.retry_after_s(request, now) for endpoint in candidates)
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
         available = [endpoint for endpoint in available if not endpoint.refuses(request, now)] or available
@@ -346,6 +348,16 @@ class UpstreamPool:
             return probes[0]
         return self._pick(request, in_service(available, now), now)
 
+    def _candidates(self, request: RequestContext) -> Sequence[Upstream]:
+        """Return the upstreams that may be called: the maker of a resource that the request names, otherwise all.
+
+        Another upstream would say that the resource does not exist, whatever the maker's own trouble is.
+        """
+        affinity = request.affinity
+        if affinity is None or affinity.upstream is None:
+            return self.endpoints
+        return [each for each in self.endpoints if each.upstream.address == affinity.upstream] or self.endpoints
+
     def _pick_next(
         self, request: RequestContext, endpoint: Upstream, tried: Sequence[Upstream], retry_target: RetryTarget
     ) -> Upstream | None:
@@ -354,7 +366,7 @@ class UpstreamPool:
         now = self._clock.monotonic()
         others = [
             other
-            for other in self.endpoints
+            for other in self._candidates(request)
             if other not in tried
             and other.breaker.ready(now)
             and not other.retry_after_s(request, now)
@@ -410,14 +422,16 @@ class UpstreamPool:
         Return whether the refusal is the upstream's fault. With the client's credentials it is the client's.
         """
         own = endpoint.upstream.own_account
+        blamed = own and not names_caller(request.headers)  # otherwise it may be about this client alone
         scope = "" if refusal is Refused.KEY else endpoint.scope_of(request)
-        if own and refusal is Refused.KEY:
+        if blamed and refusal is Refused.KEY:
             endpoint.breaker.eject(now)
         else:
-            endpoint.refusals.add("" if own else request.tenant, now + REFUSED_S, scope)
+            endpoint.refusals.add("" if blamed else request.tenant, now + REFUSED_S, scope)
         if not own:
             return False
-        endpoint.refusal = Refusal(refusal, status, scope, now)
+        if blamed:
+            endpoint.refusal = Refusal(refusal, status, scope, now)
         fields = {**request.log_fields, "backend": self.name, "upstream": endpoint.upstream.address, "status": status}
         LOG.warning("the upstream refuses the gateway's calls", extra={"fields": {**fields, "refused": str(refusal)}})
         return True
@@ -449,7 +463,7 @@ class UpstreamPool:
             return None
         others = [
             endpoint
-            for endpoint in self.endpoints
+            for endpoint in self._candidates(request)
             if endpoint not in tried
             and endpoint.breaker.state(now) is BreakerState.CLOSED
             and not endpoint.retry_after_s(request, now)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from hashlib import blake2b
 
 from gateway.bounded_cache import BoundedCache
 from gateway.statuses import ASKS_TO_WAIT
@@ -21,10 +22,19 @@ from gateway.statuses import ASKS_TO_WAIT
 MAX_BACKOFF_S = 300.0  # the longest pause that one header can cause
 RETRY_HEADERS = frozenset({"retry-after", "retry-after-ms"})
 MAX_ACCOUNTS = 4096  # of accounts, each with its own limits and scopes; beyond this number the oldest are forgotten
+MAX_SCOPE = 256  # characters of a remembered scope; clients write models and paths of any length
 _DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d))", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 _PARAMETER = re.compile(r"(?:^|[;,\s])(remaining|reset|r|t)\s*=\s*(\d{1,12})", re.ASCII)
+
+
+def bounded_scope(scope: str) -> str:
+    """Return the scope, or its beginning and a digest if it is longer than `MAX_SCOPE`."""
+    if len(scope) <= MAX_SCOPE:
+        return scope
+    digest = blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{scope[: MAX_SCOPE - len(digest) - 1]} {digest}"
 
 
 class UpstreamBackoff:

@@ -6,6 +6,7 @@ A refusal comes in a millisecond. It says nothing about the speed of the upstrea
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +16,10 @@ UNAUTHORIZED, PAYMENT_REQUIRED, FORBIDDEN, NOT_FOUND, TOO_MANY = 401, 402, 403, 
 
 # With a client's own credentials these are the client's.
 OF_CLIENT = frozenset({UNAUTHORIZED, PAYMENT_REQUIRED, FORBIDDEN, NOT_FOUND, TOO_MANY})
+
+# Headers with which a client names itself beside the gateway's key: the account to be billed, and the web page. OpenAI
+# refuses an unknown organization with 401, Google a foreign project with 403, and Ollama an unknown page with 403.
+OF_CALLER = ("openai-organization", "openai-project", "x-goog-user-project", "origin")
 
 MAX_READ_BYTES = 16 * 1024  # of a refusal; longer ones are pages for people
 
@@ -55,6 +60,11 @@ class Refusal:
     status: int
     scope: str  # the model or the path, after that word; empty: everything
     at: float
+
+
+def names_caller(headers: Mapping[str, str]) -> bool:
+    """Return whether a refusal may be about the client's own headers. `headers` are the request's."""
+    return any(name in headers for name in OF_CALLER)
 
 
 def refused(response: Response, *, is_read: bool = True) -> Refused | None:

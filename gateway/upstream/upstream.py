@@ -30,11 +30,11 @@ from gateway.ports import Clock, HostedModels
 from gateway.statuses import is_failure, is_overload
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.tracing import BROKEN, UpstreamCall
-from gateway.upstream.backoff import UpstreamBackoff, rate_limit_headers, retry_delay_s
+from gateway.upstream.backoff import UpstreamBackoff, bounded_scope, rate_limit_headers, retry_delay_s
 from gateway.upstream.latency import CallFeatures, LazyLatencyBook
 from gateway.upstream.load_balancer import PeakEwma
 from gateway.upstream.outlier_detection import Record, Suspicion
-from gateway.upstream.refusals import OF_CLIENT, Refusal
+from gateway.upstream.refusals import OF_CLIENT, Refusal, names_caller
 from gateway.upstream.retry import failed
 from gateway.upstream.usable import MAX_DOUBTED_EVENTS, is_success, is_usable, is_usable_stream
 
@@ -150,8 +150,8 @@ class Upstream:
         """Return what the limits and refusals of a response concern, unless it says more: the model, or the path."""
         call, models = request.call, self.upstream.models
         if call is None:
-            return f"path {request.path}"
-        return f"model {(None if models is None else models.upstream_name(call.model)) or call.model}"
+            return bounded_scope(f"path {request.path}")
+        return bounded_scope(f"model {(None if models is None else models.upstream_name(call.model)) or call.model}")
 
     def refuses(self, request: RequestContext, now: float) -> bool:
         """Return whether the upstream has lately refused such calls, so that another one is preferred."""
@@ -336,13 +336,23 @@ class Attempt:
                 pace.observe(self.first - self.started_at, now)
             else:
                 pace.doubt(now)
-        if status in OF_CLIENT and not endpoint.upstream.own_account:
-            return  # with the client's credentials it is the client's
+        if 400 <= status < 500 and self._is_of_caller(status):
+            return
         if not usable or endpoint.is_compared or endpoint.breaker.failures:
             # An upstream that is out of service stays so after another answer of no use.
             stays_out = not usable and (endpoint.is_compared or status in OF_CLIENT)
             failed = is_failure(status) or (stays_out and endpoint.breaker.state(now) is not BreakerState.CLOSED)
             self._record_outcome(now, failed=failed, usable=usable)
+
+    def _is_of_caller(self, status: int) -> bool:
+        """Return whether a client's error says nothing about the upstream.
+
+        It is then about the client's own credentials, or about a resource that no other upstream has.
+        """
+        request, own = self.request, self.endpoint.upstream.own_account
+        if status in OF_CLIENT and (not own or names_caller(request.headers)):
+            return True
+        return request.affinity is not None
 
     def _record_outcome(self, now: float, *, failed: bool, usable: bool) -> None:
         """Record the outcome for the upstream's health. `failed`: through the upstream's fault."""

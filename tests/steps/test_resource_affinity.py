@@ -22,7 +22,7 @@ from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.errors import StoreUnavailable
 from gateway.messages import Affinity
 from gateway.routing.resource_affinity import ResourceAffinity, affinity_key
-from tests.fixtures.gateways import PATIENT_S, Answer, Served, config_of, gateway_of, store_pid
+from tests.fixtures.gateways import NO_CACHE, PATIENT_S, Answer, Served, config_of, gateway_of, store_pid
 from tests.fixtures.responses import response_to, text_item
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, chunk, completion, frame, serving
@@ -435,6 +435,44 @@ async def test_an_upstream_of_several_is_asked_for_what_it_made(tmp_path: Path) 
         makers[1].made.add("file_two_9")
         for each in ("one", "two"):
             assert (await tiers.send("GET", f"/v1/files/file_{each}_9")).json["by"] == each
+
+
+@asynccontextmanager
+async def of_two_addresses(folder: Path, **more: Any) -> AsyncIterator[tuple[Tiers, Maker, str]]:
+    """A gateway before a backend of two addresses, with the maker and the id of a response."""
+    async with AsyncExitStack() as stack:
+        makers = [Maker(await stack.enter_async_context(serving(Upstream(name)))) for name in ("one", "two")]
+        backend = {"adapter": "openai", "upstreams": [maker.upstream.url for maker in makers], **more}
+        served = await stack.enter_async_context(gateway_of(config_of(folder, {"main": backend}), NO_CACHE))
+        tiers = Tiers(served, *makers)
+        made = await tiers.respond(EASY)
+        yield tiers, next(maker for maker in makers if made in maker.made), made
+
+
+@pytest.mark.parametrize("status", [401, 408, 429, 500, 503])
+async def test_a_maker_that_fails_is_not_replaced_by_another_address(tmp_path: Path, status: int) -> None:
+    async def failing(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "busy"}}, status=status, headers={"Retry-After": "30"})
+
+    async with of_two_addresses(tmp_path) as (tiers, maker, made):
+        maker.upstream.answer = failing
+        continued = {"model": "m", "input": HARD, "previous_response_id": made}
+        for i in range(3):
+            statuses = {status} if i == 0 or status != 503 else {429}  # the gateway's own while the address waits
+            assert {(await tiers.send("GET", f"/v1/responses/{made}")).status} == statuses
+            assert {(await tiers.served.post("/v1/responses", continued)).status} <= {status, 429}
+        (other,) = {tiers.light, tiers.large} - {maker}
+        assert not any(made in call.path or made.encode() in call.body for call in other.upstream.calls)
+
+
+async def test_errors_about_a_resource_eject_no_address(tmp_path: Path) -> None:
+    async with of_two_addresses(tmp_path) as (tiers, maker, made):
+        maker.made.remove(made)
+        continued = {"model": "m", "input": HARD, "previous_response_id": made}
+        for _ in range(8):
+            assert (await tiers.send("GET", f"/v1/responses/{made}")).status == 404
+            assert (await tiers.served.post("/v1/responses", continued)).status == 404
+        assert [each.breaker.failures for each in tiers.served.gateway.parts.pools["main"].endpoints] == [0, 0]
 
 
 async def test_another_gateway_and_a_restarted_one_know_the_maker(

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.config.api_keys import digest_of
 from gateway.messages import FullBody, Response
+from gateway.upstream.backoff import MAX_SCOPE
 from gateway.upstream.refusals import REFUSED_S, Refused, refused
 from gateway.upstream.upstream import COOLDOWN_S
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.http_clients import CLIENTS
 from tests.fixtures.upstream import Answer as Script
-from tests.fixtures.upstream import Upstream
+from tests.fixtures.upstream import Upstream, completion
+from tests.fixtures.waiting import until
 from tests.upstream.test_upstreams import answering, upstreams
 
 __all__ = ["upstreams"]
@@ -226,6 +229,60 @@ async def test_a_path_that_passes_through_goes_on_where_the_gateways_key_is_refu
         assert {(await served.post("/v1/videos", {"prompt": str(i)})).status for i in range(10)} <= {200, 401}
         assert sum(each.path == "/v1/videos" for each in upstreams[0].calls) <= 1
         assert sum(each.path == "/v1/videos" for up in upstreams for each in up.calls) == 10, "each went once"
+
+
+async def test_a_refusal_that_is_not_read_holds_no_permit(upstreams: list[Upstream], tmp_path: Path) -> None:
+    async def endless(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        page = web.StreamResponse(status=401)
+        await page.prepare(request)
+        while True:
+            await page.write(bytes(65536))
+
+    upstreams[0].answer = endless
+    async with gateway_of(config_of(tmp_path, two(upstreams, max_concurrency=2)), NO_CACHE, KEYS) as served:
+        # Each path is refused by itself.
+        assert {(await served.get(f"/v1/files/{i}")).status for i in range(8)} == {200}
+        assert upstreams[0].calls
+        await until(lambda: served.gateway.parts.pools["main"].inflight == 0)
+
+
+@pytest.mark.parametrize("name", ["OpenAI-Organization", "OpenAI-Project", "X-Goog-User-Project", "Origin"])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refusal_of_a_client_s_own_header_moves_no_other_client(
+    upstreams: list[Upstream], tmp_path: Path, name: str, status: int
+) -> None:
+    async def picky(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if name in request.headers:
+            return web.json_response({"error": {"message": "no such account"}}, status=status)
+        return web.json_response(completion(call, "a"))
+
+    upstreams[0].answer = picky
+    auth = {"mode": "keys", "keys": {each: [digest_of(each)] for each in ("odd", "usual")}}
+    async with gateway_of(config_of(tmp_path, apart(upstreams), auth=auth), FALLBACK, KEYS) as served:
+        for i in range(8):
+            answer = await served.chat(f"odd {i}", headers={"Authorization": "Bearer odd", name: "org-of-nobody"})
+            assert (answer.status, answer.headers["x-nearhit-backend"]) == (200, "other")
+            answer = await served.chat(f"usual {i}", headers={"Authorization": "Bearer usual"})
+            assert (answer.status, answer.headers["x-nearhit-backend"]) == (200, "main")
+        assert await states(served) == {"closed"}
+
+
+@pytest.mark.parametrize("answer", [NO_MODEL["OpenAI"], (429, '{"error": {"message": "slow down"}}')])
+async def test_a_long_model_name_takes_little_memory(
+    upstreams: list[Upstream], tmp_path: Path, answer: tuple[int, str]
+) -> None:
+    async def refusing(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=answer[0], body=answer[1].encode(), headers={"Retry-After": "60"})
+
+    upstreams[0].answer = upstreams[1].answer = refusing
+    async with gateway_of(config_of(tmp_path, two(upstreams)), NO_CACHE, KEYS) as served:
+        for ending in "ab":
+            await served.chat("hello", model=100_000 * "m" + ending)
+        (first, _), pool = upstreams[:2], served.gateway.parts.pools["main"]
+        kept = [(*each.refusals.until, *each.waits.until) for each in pool.endpoints]
+        assert max(map(len, kept)) == 2, "two models"
+        assert all(len(scope) <= MAX_SCOPE for each in kept for _, scope in each)
+        assert len(first.calls) <= 2
 
 
 def limited(status: int = 429) -> Script:
