@@ -241,6 +241,18 @@ def dump_json(value: Any, *, canonical: bool = False) -> bytes:
     return plain
 
 
+def dump_strict(value: Any) -> bytes:
+    """Return the value as JSON that each parser reads: halves of surrogate pairs become U+FFFD. Raise
+    `orjson.JSONEncodeError` if it is nested too deeply even for that."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        try:
+            return well_formed(json.dumps(value, separators=(",", ":"), ensure_ascii=False)).encode()
+        except RecursionError:
+            raise error from None
+
+
 # What many libraries take for line ends, as Python's `splitlines` does. A stream's line ends are CR and LF alone.
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.json_body import load_json, parse_object
+from gateway.dialects.json_body import dump_strict, load_json, parse_object
 from gateway.dialects.openai_responses_answers import REQUEST_FIELDS, events_of
 from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest
@@ -79,7 +79,7 @@ def parse_message(frame: str | bytes) -> Create | str | None:
     except BadRequest as error:
         raise FrameRefused(error.message.replace("the body", "the message"), code="invalid_json") from None
     kind = message.get("type")
-    if kind in ACKNOWLEDGED or kind == CANCEL:
+    if isinstance(kind, str) and (kind in ACKNOWLEDGED or kind == CANCEL):
         return CANCEL if kind == CANCEL else None
     stream_id = message.get("stream_id")
     if stream_id is not None and not (isinstance(stream_id, str) and STREAM_ID.fullmatch(stream_id)):
@@ -196,13 +196,24 @@ def event_frame(event: Event, stream_id: str | None) -> str | None:
     if not data.startswith(b"{"):
         return None
     if (event.name or with_event_name(data).name) == ERROR:
-        value = load_json(data)
-        error = value.get("error")
-        if not isinstance(error, dict):
-            error = {"type": "server_error", **{key: value.get(key) for key in ("code", "message", "param")}}
-        return _error_frame(value.get("status") or 502, error, {}, stream_id)
+        return _event_error_frame(data, stream_id)
     text = data.decode("utf-8", "replace")
     return text if stream_id is None else f'{{"stream_id":"{stream_id}",{text[1:]}'
+
+
+def _event_error_frame(data: bytes, stream_id: str | None) -> str:
+    try:
+        value = load_json(data)
+    except orjson.JSONDecodeError:
+        value = {"message": _quoted(data)}
+    error, status = value.get("error"), value.get("status")
+    if not isinstance(error, dict):
+        error = {"type": "server_error", **{key: value.get(key) for key in ("code", "message", "param")}}
+    return _error_frame(status if type(status) is int and 400 <= status < 600 else 502, error, {}, stream_id)
+
+
+def _quoted(data: bytes) -> str:
+    return data[:1000].decode("utf-8", "replace")
 
 
 def answer_error_frame(status: int, body: bytes, headers: Mapping[str, str], stream_id: str | None) -> str:
@@ -213,7 +224,7 @@ def answer_error_frame(status: int, body: bytes, headers: Mapping[str, str], str
         value = None
     error = value.get("error") if isinstance(value, dict) else None
     if not isinstance(error, dict):
-        text = error if isinstance(error, str) else body[:1000].decode("utf-8", "replace")
+        text = error if isinstance(error, str) else _quoted(body)
         error = {"type": "server_error", "code": None, "message": text or f"status {status}", "param": None}
     return _error_frame(status, error, headers, stream_id)
 
@@ -225,7 +236,11 @@ def _error_frame(status: int, error: Mapping[str, Any], headers: Mapping[str, st
     frame["error"] = error
     if headers:
         frame["headers"] = headers
-    return orjson.dumps(frame).decode()
+    try:
+        return dump_strict(frame).decode()
+    except orjson.JSONEncodeError:
+        said = "the backend's error is nested too deeply to be sent"
+        return _error_frame(status, {"type": "server_error", "message": said}, headers, stream_id)
 
 
 def prepared_events(body: Mapping[str, Any], answer_id: str, created: int) -> tuple[Event, ...]:

@@ -16,6 +16,7 @@ from gateway.config.backends import BackendSection, OpenAIBackendConfig
 from gateway.config.policy.parameters import untuned
 from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
+from gateway.dialects.json_body import dump_strict
 from gateway.dialects.openai_responses import RESPONSES
 from gateway.dialects.openai_responses_answers import PREFIX
 from gateway.dialects.responses_socket import (
@@ -142,6 +143,8 @@ class ResponsesSocket:
         self._arrived = asyncio.Event()
         self._unsent: asyncio.Queue[str | Closing] = asyncio.Queue(MAX_UNSENT)
         self._call: asyncio.Task[None] | None = None
+        self._serving = False
+        self._cancels_next = False  # a cancel came before the call that it means had begun
         self._opened = asyncio.get_running_loop().time()
         self._worker = asyncio.create_task(self._run())
 
@@ -150,6 +153,8 @@ class ResponsesSocket:
         if self._is_cancel(frame):
             if self._call is not None:
                 self._call.cancel()
+            else:
+                self._cancels_next = self._serving or bool(self._waiting)
             return
         if len(self._waiting) >= MAX_WAITING or self._waiting_bytes + len(frame) > self._max_body:
             refused = FrameRefused(
@@ -205,7 +210,9 @@ class ResponsesSocket:
                 return
             frame = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
+            self._serving = True
             await self._serve(frame)
+            self._serving = self._cancels_next = False
         await self._unsent.put(Closing(1001, "the gateway stops"))
 
     async def _serve(self, frame: Frame) -> None:
@@ -230,6 +237,8 @@ class ResponsesSocket:
     async def _run_call(self, message: Create) -> None:
         """Answer a call in a task of its own, which a message of the client may cancel."""
         self._call = call = asyncio.create_task(self._answer(message))
+        if self._cancels_next:
+            call.cancel()
         try:
             await asyncio.wait((call,))
         finally:
@@ -258,7 +267,7 @@ class ResponsesSocket:
         self._calls += 1
         call_id = f"{self._handshake.id[:100]}-{self._calls}"
         body = self._turns.continued(message.body)
-        encoded = orjson.dumps({**body, "stream": True})
+        encoded = self._encoded(body, message.stream_id)
         if len(encoded) > self._max_body:
             raise FrameRefused(
                 f"the conversation is larger than {self._max_body} bytes (server.max_body)",
@@ -283,6 +292,15 @@ class ResponsesSocket:
             self._inflight.count -= 1
         if outcome is not None and outcome.id is not None:
             self._turns.remember(outcome.id, body, outcome.output, len(encoded) + outcome.size)
+
+    def _encoded(self, body: Mapping[str, Any], stream_id: str | None) -> bytes:
+        """Return the body of a call. Earlier answers in it may have what JSON has not. Raise `FrameRefused`."""
+        try:
+            return dump_strict({**body, "stream": True})
+        except orjson.JSONEncodeError:
+            raise FrameRefused(
+                "the conversation is nested too deeply", code="invalid_json", stream_id=stream_id
+            ) from None
 
     async def _prepare(self, message: Create, body: Mapping[str, Any], answer_id: str, size: int) -> None:
         """Answer a call that generates nothing, and remember its items. No backend is called."""

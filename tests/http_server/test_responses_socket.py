@@ -106,12 +106,14 @@ async def before(upstream: Upstream, folder: Path, policy: str = EXACT_CACHE, **
         yield served
 
 
-async def stream_of(request: web.Request, whole: dict[str, Any], *, cut: bool = False) -> web.StreamResponse:
-    """Stream a response. With `cut`, the connection breaks in the middle."""
+async def stream_of(
+    request: web.Request, whole: dict[str, Any], *, cut: bool = False, count: int | None = None
+) -> web.StreamResponse:
+    """Stream a response, or its first `count` events. With `cut`, the connection breaks in the middle."""
     out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await out.prepare(request)
     events = events_of(orjson.dumps(whole))
-    for event in events[:3] if cut else events:
+    for event in events[: 3 if cut else count]:
         await out.write(event.frame())
     if cut and request.transport is not None:
         request.transport.close()
@@ -207,6 +209,51 @@ async def test_a_broken_stream_ends_with_an_error_event_that_has_a_status(upstre
             assert (found["type"], found["status"], found["error"]["type"]) == ("error", 502, "upstream_error")
 
 
+HALF, DEEP = b'"half \\ud83d"', b"[" * 300 + b"]" * 300
+ODD_ERRORS = {
+    "half a character": (b'{"type": "error", "error": {"message": %b}}' % HALF, "half \ufffd"),
+    "a deep value": (b'{"type": "error", "error": {"message": "no", "details": %b}}' % DEEP, "no"),
+    "no JSON": (b'{"type": "error", broken', '{"type": "error", broken'),
+    "no status": (b'{"type": "error", "status": "bad", "error": {"message": "no"}}', "no"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_ERRORS)
+async def test_an_error_in_an_odd_form_comes_with_its_message(upstream: Upstream, tmp_path: Path, name: str) -> None:
+    data, message = ODD_ERRORS[name]
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if call["input"] == "whole":
+            return web.Response(status=400, body=data, content_type="application/json")
+        out = await stream_of(request, response_to(call, text_item("x", id="msg_1"), id="resp_1"), count=4)
+        await out.write(b"event: error\ndata: " + data + b"\n\n")
+        return out
+
+    upstream.answer = answer
+    async with before(upstream, tmp_path, NO_CACHE) as served, opened(served) as socket:
+        error = await socket.ask("stream")
+        assert (error["status"], error["error"]["message"]) == (502, message)
+        assert (await socket.ask("whole"))["status"] == 400
+
+
+async def test_a_conversation_goes_on_after_half_a_character(upstream: Upstream, tmp_path: Path) -> None:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        item = json.dumps(call["input"]).encode() if isinstance(call["input"], str) else b'"well"'
+        whole = response_to(call, text_item("TEXT", id="msg_1"), id=f"resp_{len(upstream.calls)}")
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        for event in events_of(orjson.dumps(whole)):
+            await out.write(event.frame().replace(b'"TEXT"', HALF if item == b'"half"' else item))
+        return out
+
+    upstream.answer = answer
+    async with before(upstream, tmp_path, NO_CACHE) as served, opened(served) as socket:
+        first = await socket.ask("half", store=False)
+        assert text_in(await socket.ask("go on", store=False, previous_response_id=first["id"])) == "well"
+    said = upstream.calls[-1].json["input"]
+    assert [each["content"] for each in said][1][0]["text"] == "half \ufffd"
+
+
 async def test_events_in_the_forms_of_other_servers_come_in_frames(upstream: Upstream, tmp_path: Path) -> None:
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -230,6 +277,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a list": ("[1]", "invalid_json"),
     "the same key twice": ('{"type": "response.create", "model": "m", "model": "n"}', "invalid_json"),
     "another type": ('{"type": "response.steer"}', "unknown_message_type"),
+    "a type that is no text": ('{"type": ["response.create"]}', "unknown_message_type"),
     "no type": ('{"model": "m"}', "unknown_message_type"),
     "a binary frame": (b'{"type": "response.create"}', "invalid_message"),
     "a lane without a name": ('{"type": "response.create", "stream_id": ""}', "invalid_stream_id"),
@@ -399,6 +447,16 @@ async def test_a_message_cancels_the_call_in_progress(responses: Upstream, tmp_p
         await socket.send(type="response.cancel")  # nothing runs
         await socket.send(type="response.processed", response_id="resp_1")
         assert "output" in await socket.ask()
+
+
+async def test_a_cancel_reaches_the_call_that_came_just_before_it(responses: Upstream, tmp_path: Path) -> None:
+    responses.gate.clear()
+    async with before(responses, tmp_path, NO_CACHE) as served, opened(served) as socket:
+        await asyncio.gather(socket.create("first"), socket.send(type="response.cancel"), socket.create("second"))
+        assert (await socket.event())["error"]["code"] == "response_cancelled"
+        responses.gate.set()
+        assert "output" in await socket.response()
+        assert [call.json["input"] for call in responses.calls] == ["second"]
 
 
 async def test_a_message_larger_than_max_body_closes_the_connection(responses: Upstream, tmp_path: Path) -> None:
