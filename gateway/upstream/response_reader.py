@@ -64,11 +64,18 @@ class ResponseReader:
         self._comments: list[Comment] = []
         self._after_comments: Sequence[Event] = ()
 
-    async def answer(
-        self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None, *, streams: bool = False
-    ) -> Response:
+    async def answer(self, headers: Headers, dialect: Dialect | None, *, streams: bool = False) -> Response:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
-        to a call that was not parsed. `streams`: the call asks for a stream."""
+        to a call that was not parsed. `streams`: the call asks for a stream.
+
+        Raise `BackendError`, also if the body breaks or cannot be read: nothing of it has reached the client.
+        """
+        try:
+            return await self._respond(headers, dialect, streams=streams)
+        except UpstreamStreamError as error:
+            raise BackendError(str(error)) from None
+
+    async def _respond(self, headers: Headers, dialect: Dialect | None, *, streams: bool) -> Response:
         answer = self._answer
         coding = coding_of(answer.header_map)
         decode = ContentDecoder(coding).decode if coding in CODINGS else None
@@ -110,18 +117,16 @@ class ResponseReader:
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
         self.is_finished = lambda: dialect.is_finished(parser.recent)
-        try:
-            batch = feed(begun)
-            while not (batch or parser.keeps_open or self._answer.at_eof):
-                piece = await self._read_until(until, self.read if begun else self._read_first)
-                if piece is None:
-                    break
-                begun, batch = piece, feed(piece)
-            if not batch and self._answer.at_eof:
-                batch, end = end(), tuple
-        except UpstreamStreamError as error:
-            raise BackendError(str(error)) from None
-        if (failure := _error_in(self._after_comments or batch, dialect)) is not None:
+        batch = feed(begun)
+        while not (batch or parser.keeps_open or self._answer.at_eof):
+            piece = await self._read_until(until, self.read if begun else self._read_first)
+            if piece is None:
+                break
+            begun, batch = piece, feed(piece)
+        if not batch and self._answer.at_eof:
+            batch, end = end(), tuple
+        begin = self._after_comments if type(batch) is Comments else batch
+        if (failure := _error_in(begin, dialect)) is not None:
             self._complete()
             if failure[0] == OVERLOADED:
                 self._permit.on_timeout()
@@ -193,10 +198,7 @@ class ResponseReader:
     async def _read_beginning(self, first: bytes) -> bytes:
         """Return the body so far, with more of it until it tells whether it is a stream of events."""
         while not self._answer.at_eof and len(begun := first.lstrip()) < LONGEST_FIELD and begun[:1] not in b"{[":
-            try:
-                first += await self.read()
-            except UpstreamStreamError as error:
-                raise BackendError(str(error)) from None
+            first += await self.read()
         return first
 
     def _opaque(self, first: bytes) -> FullBody | ByteStream:
@@ -208,15 +210,12 @@ class ResponseReader:
     async def _collect(self, first: bytes) -> tuple[bytes, bool]:
         """Return (the bytes read, whether they are all), up to `MAX_WHOLE_BYTES`. The client has received nothing."""
         chunks, size = [first], len(first)
-        try:
-            while size <= MAX_WHOLE_BYTES:
-                chunk = await self.read()
-                if not chunk:
-                    return b"".join(chunks), True
-                chunks.append(chunk)
-                size += len(chunk)
-        except UpstreamStreamError as error:
-            raise BackendError(str(error)) from None
+        while size <= MAX_WHOLE_BYTES:
+            chunk = await self.read()
+            if not chunk:
+                return b"".join(chunks), True
+            chunks.append(chunk)
+            size += len(chunk)
         return b"".join(chunks), False
 
     def _bytes(self, first: bytes) -> ByteStream:

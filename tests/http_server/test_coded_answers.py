@@ -18,7 +18,7 @@ from gateway.errors import UpstreamStreamError
 from gateway.upstream.content_decoding import MAX_EXPANDED_BYTES, ContentDecoder, decode_whole
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.wire import Message, Wire, WireUpstream, connected, wire_upstream
-from tests.http_server.test_end_markers import BY_DIALECT, stored
+from tests.http_server.test_end_markers import BY_DIALECT, CALL_TOOL, TOOLS, stored
 from tests.http_server.test_large_events import BOTH, CLIENTS, events_of, gateway_before, request_of
 from tests.http_server.test_live_streams import END, asked, chunked
 
@@ -173,6 +173,18 @@ async def test_a_compressed_stream_with_other_bytes_ends_with_an_error_event(
         *_, last = [chunk async for chunk in wire.chunks(head)]
         assert last.startswith(b'data: {"error"')
         assert stored(served) == 0
+
+
+@CLIENTS
+async def test_a_stream_of_an_mcp_server_with_other_bytes_is_an_error_of_the_server(
+    endpoint: WireUpstream, tmp_path: Path, client: str
+) -> None:
+    endpoint.answer(head_of("text/event-stream", "gzip") + chunked(b"data: {}\n\n") + END)
+    async with gateway_before(endpoint, tmp_path, TOOLS, "mcp", client) as served:
+        answer = await served.post("/mcp", CALL_TOOL)
+        assert answer.status == 502
+        assert "Content-Encoding" in answer.json["error"]["message"]
+        assert not served.gateway.parts.flights
 
 
 @pytest.mark.parametrize(

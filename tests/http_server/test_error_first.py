@@ -143,7 +143,9 @@ def test_an_empty_error_is_none(error: Any) -> None:
 
 @BOTH
 @CLIENTS
-@pytest.mark.parametrize("keeps", [b": processing\n\n", b": processing\n", b"data: \n\n"])
+@pytest.mark.parametrize(
+    "keeps", [b": processing\n\n", b": processing\n", b"data: \n\n", b': {"error":{"message":"the queue is long"}}\n\n']
+)
 async def test_a_comment_before_the_first_event_does_not_hold_back_the_head(
     endpoint: WireUpstream, tmp_path: Path, policy: str, client: str, keeps: bytes
 ) -> None:
