@@ -1,7 +1,8 @@
 """Remember which backend made a resource, so that a request that names its id goes there.
 
 The ids are in memory and in the store: other gateways know them, and so does this one after a restart. They are kept as
-digests with the tenant. So no client can find out, or change, where another tenant's id leads.
+digests with the tenant. So no client can find out, or change, where another tenant's id leads, unless both get the same
+answers from a cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.ports import AffinityStore
 
 LOG = logging.getLogger("nearhit.affinity")
 
+SHARED = ""  # in place of the tenant: all tenants may get the answer with this id from a cache that they share
 MAX_IDS = 20_000  # in memory, 200 bytes each; the store keeps more
 MAX_UNWRITTEN = 10_000  # while the store is slow or away
 MAX_BATCH = 500  # ids of one write
@@ -38,7 +40,7 @@ class ResourceAffinity:
 
     async def find(self, tenant: str, ids: Sequence[str]) -> Affinity | None:
         """Return the maker of the first known id; None: none of them is known. Never raise."""
-        keys = [affinity_key(tenant, each) for each in ids]
+        keys = [affinity_key(owner, each) for each in ids for owner in (tenant, SHARED)]
         for key in keys:
             known = self._known.get(key)
             if known is not None:

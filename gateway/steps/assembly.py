@@ -227,7 +227,9 @@ class RouteSteps:
     def resource_affinity(self, inner: Handler) -> Handler:
         parts = self.parts
         members = dict.fromkeys(untuned(name) for name in self.route.target.members)
-        return ResourceStep(inner, parts.affinity, parts.pools, [parts.pools[name] for name in members]).__call__
+        others = [parts.pools[name] for name in members]
+        shared = self.route.caches and self.route.share == "global"
+        return ResourceStep(inner, parts.affinity, parts.pools, others, shared=shared).__call__
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts

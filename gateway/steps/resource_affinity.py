@@ -12,7 +12,7 @@ from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, GatewayError
 from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response
-from gateway.routing.resource_affinity import ResourceAffinity
+from gateway.routing.resource_affinity import SHARED, ResourceAffinity
 from gateway.routing.resource_ids import (
     CONVERSATIONS,
     MAKERS,
@@ -39,7 +39,7 @@ Remember = Callable[[Sequence[str]], None]
 
 class ResourceStep:
     """Binds requests to backends. `pools`: all backends. `others`: those of the route that may have made an unknown
-    resource."""
+    resource. `shared`: all tenants get the route's answers, and their ids, from its cache."""
 
     def __init__(
         self,
@@ -47,10 +47,13 @@ class ResourceStep:
         affinity: ResourceAffinity,
         pools: Mapping[str, UpstreamPool],
         others: Sequence[UpstreamPool],
+        *,
+        shared: bool = False,
     ) -> None:
         self._inner = inner
         self._affinity = affinity
         self._pools = pools
+        self._shared = shared
         self._others = [pool for pool in others if pool.http]
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
@@ -127,7 +130,8 @@ class ResourceStep:
         if pool is None:
             return response
         place = Affinity(pool.name, None if pool.single is not None else request.called_upstream)
-        remember = partial(self._affinity.remember, request.tenant, affinity=place)
+        owners = (request.tenant, SHARED) if self._shared and request.call is not None else (request.tenant,)
+        remember = partial(self._remember, owners, place)
         if response.status == 201:
             for name, value in response.headers:
                 if name.lower() == "location":
@@ -146,6 +150,10 @@ class ResourceStep:
             chunks = with_observer(body.chunks, StreamObserver(watched.on_chunks, watched.on_complete))
             return replace(response, body=ByteStream(chunks))
         return response
+
+    def _remember(self, owners: Sequence[str], place: Affinity, ids: Sequence[str]) -> None:
+        for owner in owners:
+            self._affinity.remember(owner, ids, place)
 
 
 def _events_watcher(remember: Remember) -> Callable[[Sequence[Event]], Sequence[Event]]:

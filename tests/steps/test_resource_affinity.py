@@ -475,6 +475,22 @@ async def test_errors_about_a_resource_eject_no_address(tmp_path: Path) -> None:
         assert [each.breaker.failures for each in tiers.served.gateway.parts.pools["main"].endpoints] == [0, 0]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_gets_a_shared_answer_from_the_cache_goes_on_at_its_maker(
+    tmp_path: Path, makers: tuple[Maker, Maker], stream: bool
+) -> None:
+    policy = CACHED.replace("1h}}", "1h}, share: global}")
+    async with before(tmp_path, makers, policy) as tiers:
+        asked = {"model": "m", "input": EASY, "stream": stream}
+        for tenant in "ab":
+            answer = await tiers.served.post("/v1/responses", asked, {"Authorization": f"Bearer {tenant}"})
+        assert "hit" in answer.cache_status
+        made = re.findall(rb"resp_light_[0-9]+", answer.body)[0].decode()
+        continued = {"model": "m", "input": HARD, "previous_response_id": made}
+        answer = await tiers.served.post("/v1/responses", continued, {"Authorization": "Bearer b"})
+        assert (answer.status, answer.headers["x-nearhit-backend"]) == (200, "light")
+
+
 async def test_another_gateway_and_a_restarted_one_know_the_maker(
     tmp_path: Path, makers: tuple[Maker, Maker], outside_store: OutsideServer
 ) -> None:
