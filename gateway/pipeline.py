@@ -158,10 +158,11 @@ def _compose(steps: Sequence[Step[B]], builder: B, failures: StepFailures, depth
     handler: Handler = _no_next_step
     outer: Sequence[Step[B] | None] = (None, *steps)
     for number, step in reversed([*enumerate(steps)]):
-        built, around = step.build(builder, handler), outer[number]
-        if step.recovery is not None or (around is not None and around.recovery is not None):
-            containment = Containment(step.name, failures, optional=step.recovery is not None)
-            handler = Guard(built, handler, depth + number, containment, step.recovery or skip).__call__
+        built, around, recovery = step.build(builder, handler), outer[number], step.recovery
+        reports = around is not None and around.recovery is not None
+        if recovery is not None or reports:
+            containment = Containment(step.name, failures, optional=recovery is not None)
+            handler = Guard(built, handler, depth + number, containment, recovery or skip, reports=reports).__call__
         else:
             handler = built
     return handler

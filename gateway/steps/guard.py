@@ -25,14 +25,23 @@ class Guard:
     step ends the request in `ErrorBoundary`.
 
     `depth` numbers the steps from the outermost on. Each guard marks the request with its depth, so that the guard
-    around it knows whether its step has passed the request on.
+    around it knows whether its step has passed the request on. `reports`: that guard also needs the outcome. Otherwise
+    the request forgets it, as an answer may refer to the request.
     """
 
-    __slots__ = ("_containment", "_depth", "_next", "_recovery", "_step")
+    __slots__ = ("_containment", "_depth", "_next", "_recovery", "_reports", "_step")
 
     def __init__(
-        self, step: Handler, next_step: Handler, depth: int, containment: Containment, recovery: Recovery
+        self,
+        step: Handler,
+        next_step: Handler,
+        depth: int,
+        containment: Containment,
+        recovery: Recovery,
+        *,
+        reports: bool,
     ) -> None:
+        self._reports = reports
         self._step = step
         self._next = next_step
         self._depth = depth
@@ -48,7 +57,7 @@ class Guard:
         if isinstance(answer, Response):
             if not isinstance(answer.body, FullBody):
                 self._claim(answer)
-            request.outcome = answer
+            request.outcome = answer if self._reports else None
             return answer
         request.outcome = pending = self._await(request, answer)
         return pending
@@ -60,7 +69,7 @@ class Guard:
             return await resolve_response(self._go_on(request, error))
         if not isinstance(answer.body, FullBody):
             self._claim(answer)
-        request.outcome = answer
+        request.outcome = answer if self._reports else None
         return answer
 
     def _claim(self, answer: Response) -> None:
@@ -75,7 +84,7 @@ class Guard:
         passed_on = request.reached > self._depth
         outcome = request.outcome if passed_on else None
         if isinstance(error, GatewayError) or not self._containment.optional or outcome is error:
-            request.outcome = error
+            request.outcome = error if self._reports else None
             raise error
         self._containment.record(error)
         if isinstance(outcome, Exception):  # the step failed while it handled this error

@@ -142,10 +142,8 @@ async def test_a_stream_that_is_not_a_complete_success_is_passed_on_and_not_stor
 
 HALF = chunk(CALL, {"content": "c"}, "stop")
 CUT_STREAMS = {
-    "nothing": (),
     "no-end": (chunk(CALL, {"content": "a"}), chunk(CALL, {"content": "b"})),
     "half-an-event": (chunk(CALL, {"content": "a"}), HALF[: len(HALF) // 2]),
-    "half-an-event-alone": (HALF[: len(HALF) // 2],),
     "half-an-end-marker": (chunk(CALL, {"content": "a"}), b"data: [DO"),
     "an-event-without-its-data": (chunk(CALL, {"content": "a"}), b"event: x\ndata:"),
 }
@@ -167,6 +165,17 @@ async def test_a_stream_that_ends_without_its_end_ends_with_an_error(
         assert rest == b""
     assert (await small.chat("hi")).status == 502
     assert len(upstream.calls) == 3
+    assert (await stored_entries(small), len(small.gateway.parts.store)) == (0, 0)
+
+
+@pytest.mark.parametrize("parts", [(), (HALF[: len(HALF) // 2],)], ids=["nothing", "half-an-event-alone"])
+async def test_a_stream_that_ends_before_its_first_event_is_a_failed_attempt(
+    small: Served, upstream: Upstream, parts: tuple[bytes, ...]
+) -> None:
+    upstream.answer = events(*parts)
+    answer = await small.chat("hi", stream=True)
+    assert (answer.status, answer.json["error"]["type"]) == (502, "upstream_error")
+    assert len(upstream.calls) == 2  # with its retry
     assert (await stored_entries(small), len(small.gateway.parts.store)) == (0, 0)
 
 

@@ -12,7 +12,7 @@ from gateway.__main__ import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-VARIABLE = re.compile(r"_env: (\w+)")
+VARIABLE = re.compile(r"(?:_env|{env): (\w+)")
 FILE = re.compile(r"`((?:config|policies/[\w-]+)\.yaml)`:\n\n```yaml\n(.*?)```", re.DOTALL)
 
 
