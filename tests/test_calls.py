@@ -21,7 +21,7 @@ MOST = {
     "semantic hit (hash)": (127, 143),
     "chat miss, stored in the exact cache": (266, 288),
     "chat miss, stored in both caches": (308, 335),
-    "live stream, 74 events": (1645, 1766),
+    "live stream, 74 events": (1704, 1825),
 }
 
 
