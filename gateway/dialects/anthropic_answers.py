@@ -12,7 +12,7 @@ import orjson
 
 from gateway.dialects.anthropic_errors import error_sentence
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
+from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
@@ -218,7 +218,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
     try:
         body = assemble_message(payload) if streamed else load_json(payload[0])
         usage = body.get("usage") or {}
-        tokens = *count_tokens(usage), int(usage.get("cache_read_input_tokens") or 0)
+        tokens = *count_tokens(usage), count_of(usage.get("cache_read_input_tokens"))
         if body.get("type") == "error":
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if streamed and not _is_complete(payload):
@@ -231,7 +231,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
 def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
     """Return (input tokens, output tokens). Tokens read from or written to the prompt cache count as input."""
     read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    return sum(int(usage.get(key) or 0) for key in read), int(usage.get("output_tokens") or 0)
+    return sum(count_of(usage.get(key)) for key in read), count_of(usage.get("output_tokens"))
 
 
 def _is_complete(payload: Sequence[bytes]) -> bool:

@@ -107,6 +107,12 @@ def _exact_integer(digits: str) -> int | orjson.Fragment:
     return number if -(2**63) <= number < 2**64 else orjson.Fragment(digits)
 
 
+def count_of(value: Any) -> int:
+    """Return a number of tokens that a backend reports. Nothing, or an integer beyond 64 bits, is no count: 0. Raise
+    `ValueError` or `TypeError` for anything else."""
+    return 0 if isinstance(value, orjson.Fragment) else int(value or 0)
+
+
 def _as_integer(fragment: object) -> int:
     """Return the integer of a fragment, for `json`, which does not know fragments."""
     if not isinstance(fragment, orjson.Fragment):

@@ -16,7 +16,7 @@ import orjson
 
 from gateway.dialects.chat_deltas import REPLACED_FIELDS, ChatMessage
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.json_body import escape_line_ends, json_writer, load_json
+from gateway.dialects.json_body import count_of, escape_line_ends, json_writer, load_json
 from gateway.dialects.vector_format import encode_vector, has_vectors
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
@@ -193,8 +193,8 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
         body = assemble_body(operation, payload) if streamed else load_json(payload[0])
         usage = usage_of(body)
         tokens = (
-            int(usage.get("prompt_tokens") or 0),
-            int(usage.get("completion_tokens") or 0),
+            count_of(usage.get("prompt_tokens")),
+            count_of(usage.get("completion_tokens")),
             cached_tokens(usage),
         )
         if body.get("error") is not None:

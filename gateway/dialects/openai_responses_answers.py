@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
+from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading
 from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
@@ -246,8 +246,8 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
         body = _response(payload) if streamed else load_json(payload[0])
         usage = body.get("usage") or {}
         tokens = (
-            int(usage.get("input_tokens") or 0),
-            int(usage.get("output_tokens") or 0),
+            count_of(usage.get("input_tokens")),
+            count_of(usage.get("output_tokens")),
             cached_tokens(usage),
         )
         return Inspection(_admission(body), *tokens)

@@ -14,7 +14,7 @@ import orjson
 from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_for_status
 from gateway.dialects.chat_deltas import call_list, texts_of
-from gateway.dialects.json_body import dump_json, load_json
+from gateway.dialects.json_body import count_of, dump_json, load_json
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of, written_tokens
 from gateway.dialects.sealed_calls import sealed
@@ -300,10 +300,10 @@ def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: boo
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     read, written = cached_tokens(usage), written_tokens(usage)
     said = {
-        "input_tokens": max(0, int(usage.get("prompt_tokens") or 0) - read - written),
+        "input_tokens": max(0, count_of(usage.get("prompt_tokens")) - read - written),
         **({"cache_creation_input_tokens": written} if written else {}),
         "cache_read_input_tokens": read,
-        "output_tokens": int(usage.get("completion_tokens") or 0),
+        "output_tokens": count_of(usage.get("completion_tokens")),
     }
     details = usage.get("completion_tokens_details")
     thinking = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
