@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+from gateway.cache.answer_similarity import SAME_FROM
 from gateway.messages import Vector
 
 MEMORY = 1_000  # answers after which an answer's weight is 1/e
@@ -19,7 +20,6 @@ MAX_ANSWERS = 256  # different answers of a route; the rarest ones are forgotten
 # Before other answers are known, the length of a text says how likely an equal one is by chance: a word or two is the
 # name of a class, and each further pair of words halves the chance. It counts as much as `PRIOR_ANSWERS` answers.
 PRIOR_ANSWERS, SHORTEST, LONGER = 4.0, 0.75, 0.5
-SAME_FROM = 0.90  # cosine from which two answers count as the same: `gateway.cache.answer_similarity`
 
 
 class _Answer:
