@@ -218,7 +218,7 @@ class RequestContext:
         self.pinned_upstream: str | None = None  # the address to call while in service: it awaits a tool result
         self.called_upstream: str | None = None  # the address called last, if the backend has several
         self.affinity: Affinity | None = None  # who made the resource that it names: only that backend has it
-        self.reads_answer = False  # no dialect claims the path, but the gateway reads the answer for ids of resources
+        self.reads_answer = False  # no dialect parses the request, but the gateway reads the answer
         self.transmission: Transmission | None = None  # of a job; shared with all copies
 
     @property

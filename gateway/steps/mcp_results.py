@@ -38,6 +38,7 @@ from gateway.messages import (
 from gateway.observability.response_headers import HITS
 from gateway.ports import Clock
 from gateway.streams import StreamObserver, with_observer
+from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of, decode_whole
 
 # Found in every notification that makes a result stale. Few messages have them, so few are parsed.
 MARKS = tuple(name.rpartition("/")[2].encode() for name in CHANGES)
@@ -112,6 +113,7 @@ class McpResults:
         if call is None:
             if MCP.path.fullmatch(request.path) is None:
                 return self._inner(request)
+            request.reads_answer = True
         elif call.dialect.name != MCP.name:
             return self._inner(request)
         else:
@@ -130,25 +132,28 @@ class McpResults:
             return response
         body, is_stream = response.body, response.content_type.startswith("text/event-stream")
         is_hit = response.provenance.verdict in HITS
+        coding = coding_of({name.lower(): value for name, value in response.headers})  # of a body that passes through
         if isinstance(body, FullBody):
-            for data in _messages_of(body.data) if is_stream else (body.data,):
+            read = body.data if not coding else (coding in CODINGS and decode_whole(body.data, coding)) or b""
+            for data in _messages_of(read) if is_stream else (read,):
                 self._record_message(request, data, is_hit=is_hit)
         elif isinstance(body, ByteStream) and is_stream:
-            return replace(response, body=ByteStream(with_observer(body.chunks, self._observer(request))))
+            return replace(response, body=ByteStream(with_observer(body.chunks, self._observer(request, coding))))
         return response
 
-    def _observer(self, request: RequestContext) -> StreamObserver[bytes]:
-        """Return an observer that reads the messages of a stream and changes nothing."""
+    def _observer(self, request: RequestContext, coding: str) -> StreamObserver[bytes]:
+        """Return an observer that reads the messages of a stream in a content coding, and changes nothing."""
         parser: SSEParser | None = SSEParser()
+        decode: Callable[[bytes], bytes] = ContentDecoder(coding).decode if coding in CODINGS else bytes
 
         def on_items(chunks: Sequence[bytes]) -> Sequence[bytes]:
             nonlocal parser
             if parser is not None:
                 try:
                     for chunk in chunks:
-                        for event in parser.feed(chunk):
+                        for event in parser.feed(decode(chunk)):
                             self._record_message(request, event.data, is_hit=False)
-                except UpstreamStreamError:  # a huge message, which the client may still want
+                except UpstreamStreamError:  # a huge message or other bytes, which the client may still want
                     parser = None
             return chunks
 
