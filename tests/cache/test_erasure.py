@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,12 @@ async def erase(served: Served, subject: str, **more: Any) -> dict[str, Any]:
 
 
 def bytes_below(folder: Path, names: Sequence[str]) -> bytes:
-    return b"".join(path.read_bytes() for name in names for path in (folder / name).rglob("*") if path.is_file())
+    """Return the bytes of all files below some folders of a gateway, which may replace files meanwhile."""
+    parts = []
+    for path in (path for name in names for path in (folder / name).rglob("*")):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            parts.append(path.read_bytes())
+    return b"".join(parts)
 
 
 @pytest.fixture
