@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from gateway.long_questions import MAX_WHOLE, fold_forms, split_question
 
@@ -205,36 +206,51 @@ class Embedding:
         return Bypass.UNREADABLE if self.unreadable else None
 
 
+_Digest = Annotated[str, Field(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
+_Word = Annotated[str, Field(min_length=1, max_length=512)]
+_Label = Annotated[str, Field(max_length=512)]
+_Tag = Annotated[str, Field(min_length=1, max_length=128)]
+_Asker = Annotated[str, Field(pattern="^[a-z][0-9a-f]{64}$")]
+_Subject = Annotated[str, Field(pattern="^[a-z][0-9a-f]{32}$")]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Amount = Annotated[float, Field(ge=0)]
+
+
 @dataclass(slots=True)
 class Entry:
     """A stored answer with all that is needed to check its owner and to serve it.
 
     `payload` is the event data of a stream in order, or one element: the whole body.
+
+    The record of the store (`gateway.adapters.redis.records`) and the line of an export (`gateway.cache.export_import`)
+    have these fields in this order, so no field can be forgotten. The annotations bound what an import accepts. A new
+    field comes last, with a default and the next version of the record.
     """
 
-    fingerprint: str
-    scope: str
-    tenant: str
-    route: str
-    model: str
-    operation: str
-    dialect: str
+    fingerprint: _Digest
+    scope: _Digest
+    tenant: _Label
+    route: _Word
+    model: _Label
+    operation: _Word
+    dialect: _Word
     question: str | None
     streamed: bool
     payload: tuple[bytes, ...]
-    content_type: str
-    created: float  # wall clock, seconds
-    expires: float  # wall clock: when the store may delete it (the latest end of all uses)
-    backend: str
-    input_tokens: int
-    output_tokens: int
-    cost_dollars: float
-    upstream_s: float  # from before the backend call to `created`
-    tags: tuple[str, ...] = ()
-    imported: float = 0.0  # wall clock: when an operator imported it; 0 if it was fetched
+    content_type: _Word
+    created: _Amount  # wall clock, seconds
+    expires: _Amount  # wall clock: when the store may delete it (the latest end of all uses)
+    backend: _Label
+    input_tokens: _Count
+    output_tokens: _Count
+    cost_dollars: _Amount
+    upstream_s: _Amount  # from before the backend call to `created`
+    tags: Annotated[tuple[_Tag, ...], Field(max_length=32)] = ()
+    imported: _Amount = 0.0  # wall clock: when an operator imported it; 0 if it was fetched
     # The writer, then the clients whose fresh answers agreed (`gateway.trust`). Empty: the route trusts its scope.
-    askers: tuple[str, ...] = ()
-    subjects: tuple[str, ...] = ()  # digests of those who caused the entry (`gateway.subjects`), for an erasure
+    askers: Annotated[tuple[_Asker, ...], Field(max_length=8)] = ()
+    # digests of those who caused the entry (`gateway.subjects`), for an erasure
+    subjects: Annotated[tuple[_Subject, ...], Field(max_length=256)] = ()
 
     @property
     def request_time(self) -> float:

@@ -218,6 +218,11 @@ class Bans:
             return False
         return any(ban.covers(entry, own_vector, request_monotonic) for ban in self.in_force)
 
+    def is_erased(self, entry: Entry) -> bool:
+        """Return whether an entry was made before its subject was erased, also if it comes from an export since."""
+        made = entry.created - entry.upstream_s
+        return any(ban.erasure and made <= ban.at and ban.conditions.matches(entry) for ban in self.in_force)
+
     def sweep(self, entry: Entry, now: float) -> bool:
         """Return whether to remove an entry from memory, as `Ban.sweeps`."""
         return self.covers(entry) or any(ban.sweeps(entry, None, now) for ban in self.in_force if entry.created > now)

@@ -7,13 +7,13 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import numpy as np
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
 from gateway.cache.bans import BanConditions
 from gateway.cache.embedding_spaces import Space, Spaces
@@ -28,7 +28,7 @@ from gateway.messages import Admission, Call, Decisive, Dialect, EmbeddedVector,
 from gateway.ports import Clock
 
 # JSON lines are for backups, for moves to another store and for training a light model.
-VERSION = 1
+VERSION, OLDEST = 2, 1  # lines of version 1 do not name the subjects of an entry
 
 MAX_LIFETIME_S = parse_duration("3650d")
 
@@ -36,51 +36,45 @@ CONVERSATIONS = ("chat.completions", "responses", "messages")  # operations whos
 
 SKEW_S = 60.0  # seconds; another machine's clock may be ahead
 
-Digest = Annotated[str, Field(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
-
-Name = Annotated[str, Field(min_length=1, max_length=512)]
-
-Tag = Annotated[str, Field(min_length=1, max_length=128)]
-
-AskerName = Annotated[str, Field(pattern="^[a-z][0-9a-f]{64}$")]
-
-Count = Annotated[int, Field(ge=0, le=2**53)]
-
-Amount = Annotated[float, Field(ge=0)]
-
 
 class LineInvalid(ValueError):
     """A line cannot be imported. The message says what is wrong and what is expected."""
 
 
-class ExportLine(Section):
-    """One entry. `answer` and `age_s` are for readers of the file; clients get the payload."""
+class _LineHead(Section):
+    """The fields of a line besides those of its entry. `answer` and `age_s` are for readers of the file; clients get
+    the payload."""
 
-    version: Annotated[int, Field(ge=VERSION, le=VERSION, examples=["1"])]
-    fingerprint: Digest
-    scope: Digest
-    tenant: Annotated[str, Field(max_length=512)]
-    route: Name
-    model: Annotated[str, Field(max_length=512)]
-    operation: Name
-    dialect: Name
-    question: str | None
+    version: Annotated[int, Field(ge=OLDEST, le=VERSION, examples=[str(VERSION)])]
     answer: str | None = None
-    streamed: bool
-    payload: Annotated[tuple[str | dict[str, str], ...], Field(strict=False)]
-    content_type: Name
-    created: Amount
-    expires: Amount
     age_s: float | None = None
-    backend: Annotated[str, Field(max_length=512)] = ""
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    cost_dollars: Amount = 0.0
-    upstream_s: Amount = 0.0
-    tags: Annotated[tuple[Tag, ...], Field(strict=False, max_length=32)] = ()
-    askers: Annotated[tuple[AskerName, ...], Field(strict=False, max_length=8)] = ()
     embedder: str | None = None
     vector: str | None = None
+
+
+# Lines that another program writes may leave these out, as they may leave out what `Entry` has a default for.
+_ASSUMED = {"backend": "", "input_tokens": 0, "output_tokens": 0, "cost_dollars": 0.0, "upstream_s": 0.0}
+
+_ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
+
+
+def _line_fields() -> dict[str, Any]:
+    """Return the fields of `Entry` as fields of a line. JSON has no tuples and no bytes."""
+    bare, bounded = get_type_hints(Entry), get_type_hints(Entry, include_extras=True)
+    on_line = dict[str, Any]()
+    for each in fields(Entry):
+        kind = bounded[each.name]
+        if bare[each.name] == tuple[bytes, ...]:
+            kind = tuple[str | dict[str, str], ...]
+        if get_origin(bare[each.name]) is tuple:
+            kind = Annotated[kind, Field(strict=False)]
+        default = ... if each.default is MISSING else each.default
+        on_line[each.name] = (kind, _ASSUMED.get(each.name, default))
+    return on_line
+
+
+ExportLine: type[_LineHead] = create_model("ExportLine", __base__=_LineHead, **_line_fields())
+"""One entry: the fields of `_LineHead`, and all fields of `Entry`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,34 +105,15 @@ def line_of(item: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
     """Return an entry as a line with its line break. `dialect` None: not known here, so `answer` is null."""
     entry, vector = item.entry, item.vector
     answer = None if dialect is None else dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
-    fields = {
+    line = {
         "version": VERSION,
-        "fingerprint": entry.fingerprint,
-        "scope": entry.scope,
-        "tenant": entry.tenant,
-        "route": entry.route,
-        "model": entry.model,
-        "operation": entry.operation,
-        "dialect": entry.dialect,
-        "question": entry.question,
+        **{name: getattr(entry, name) for name in _ENTRY_FIELDS},
         "answer": answer,
-        "streamed": entry.streamed,
-        "payload": [_encode_payload(data) for data in entry.payload],
-        "content_type": entry.content_type,
-        "created": entry.created,
-        "expires": entry.expires,
         "age_s": round(max(0.0, now - entry.created), 3),
-        "backend": entry.backend,
-        "input_tokens": entry.input_tokens,
-        "output_tokens": entry.output_tokens,
-        "cost_dollars": entry.cost_dollars,
-        "upstream_s": entry.upstream_s,
-        "tags": list(entry.tags),
-        "askers": list(entry.askers),
         "embedder": None if vector is None else item.embedder,
         "vector": None if vector is None else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
     }
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(line, default=_encode_bytes, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def chat_line_of(entry: Entry, dialect: Dialect | None) -> bytes | None:
@@ -175,9 +150,9 @@ def is_admitted(entry: Entry, dialect: Dialect) -> bool:
     return dialect.inspect(call_of(entry, dialect), entry.payload, entry.streamed).admission is Admission.STORED
 
 
-def _entry(line: ExportLine, now: float) -> Entry:
-    fields: dict[str, Any] = line.model_dump(exclude={"version", "answer", "age_s", "embedder", "vector", "payload"})
-    return Entry(**{**fields, "payload": tuple(map(_decode_payload, line.payload)), "imported": now})
+def _entry(line: _LineHead, now: float) -> Entry:
+    values: dict[str, Any] = {name: getattr(line, name) for name in _ENTRY_FIELDS}
+    return Entry(**{**values, "payload": tuple(map(_decode_payload, values["payload"])), "imported": now})
 
 
 def _check(entry: Entry, now: float, max_entry: int) -> None:
@@ -193,7 +168,10 @@ def _check(entry: Entry, now: float, max_entry: int) -> None:
         raise LineInvalid(f"payload: expected at most {max_entry} bytes (store.max_entry)")
 
 
-def _encode_payload(data: bytes) -> str | dict[str, str]:
+def _encode_bytes(data: object) -> str | dict[str, str]:
+    """Return bytes as text, or as base64 where they are no text."""
+    if not isinstance(data, bytes):
+        raise TypeError(type(data).__name__)
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -348,6 +326,8 @@ class ExportImport:
             raise LineInvalid(f"dialect: expected one of {', '.join(sorted(self._dialects))}")
         if not is_admitted(item.entry, dialect):
             raise LineInvalid("payload: expected a complete, successful answer")
+        if self._front.bans.is_erased(item.entry):
+            raise LineInvalid("subjects: the answer was made before one of its subjects was erased")
         privacy = self._privacy_of(item.entry.route)
         if privacy is not None and keeps_out(item.entry.question, privacy):
             raise LineInvalid("question: has personal data, which the privacy rule of its route keeps out")

@@ -271,6 +271,41 @@ async def test_all_that_a_user_caused_is_gone_and_nothing_else(
     assert parts.space.index.size == 0
 
 
+async def exported(served: Served) -> bytes:
+    async with served.session.get(served.admin_url + "/admin/cache/export") as response:
+        return await response.read()
+
+
+async def imported(served: Served, lines: bytes) -> dict[str, Any]:
+    async with served.session.post(served.admin_url + "/admin/cache/import", data=lines) as response:
+        done: dict[str, Any] = await response.json()
+    return done
+
+
+async def test_an_erasure_finds_what_came_from_an_export(served: Served, upstream: Upstream) -> None:
+    for user in ("alice", "bob"):
+        await served.chat(f"the plan of {user}", user=user)
+    lines = await exported(served)
+    async with served.session.post(served.admin_url + "/admin/cache/purge", json={"all": True}) as response:
+        assert (await response.json())["removed"] == 2
+    assert (await imported(served, lines))["imported"] == 2
+    assert "hit" in (await served.chat("the plan of alice", user="alice")).cache_status
+    assert (await erase(served, "user:alice"))["report"]["counts"]["entries"] == 1
+    assert "fwd=miss" in (await served.chat("the plan of alice", user="alice")).cache_status
+    assert "hit" in (await served.chat("the plan of bob", user="bob")).cache_status
+
+
+async def test_an_import_does_not_bring_back_what_was_erased(served: Served, upstream: Upstream) -> None:
+    for user in ("alice", "bob"):
+        await served.chat(f"the plan of {user}", user=user)
+    lines = await exported(served)
+    await erase(served, "user:alice")
+    done = await imported(served, lines)
+    assert (done["refused"], done["unchanged"]) == (1, 1)
+    assert "subjects" in done["faults"][0]["error"]
+    assert "fwd=miss" in (await served.chat("the plan of alice", user="alice")).cache_status
+
+
 async def test_what_is_in_flight_is_neither_stored_nor_recorded(
     served: Served, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pickle
 import struct
-from dataclasses import astuple, replace
+import time
+from dataclasses import astuple, fields, replace
 from zlib import crc32
 
 import msgpack
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.redis.record_encryption import RecordInvalid
 from gateway.adapters.redis.records import NAMELESS, VERSION, decode, encode
+from gateway.cache.export_import import ImportedEntry, line_of, read_line
 from gateway.messages import Entry
-from tests.fixtures.entries import entry_of
+from tests.fixtures.entries import entry_of, hexed
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 FLOAT = st.floats(allow_nan=False)
@@ -113,3 +116,52 @@ def test_a_record_of_the_version_before_names_no_subject() -> None:
     entry = entry_of(askers=("a",))
     data = msgpack.packb(astuple(entry)[:-1])
     assert decode(struct.pack(">BI", NAMELESS, crc32(data)) + data) == entry
+
+
+NAMES = [field.name for field in fields(Entry)]
+HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
+WORD = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+AMOUNT = st.floats(0, 1e9, allow_nan=False)
+PORTABLE = st.builds(
+    Entry,
+    fingerprint=HEX, scope=HEX, tenant=TEXT, route=WORD, model=TEXT, operation=WORD, dialect=WORD,
+    question=st.none() | TEXT, streamed=st.just(True), payload=st.lists(st.binary(max_size=50), min_size=1).map(tuple),
+    content_type=WORD, created=AMOUNT, expires=AMOUNT.map(lambda s: 2e9 + s), backend=TEXT, input_tokens=COUNT,
+    output_tokens=COUNT, cost_dollars=AMOUNT, upstream_s=AMOUNT, tags=st.lists(WORD, max_size=32).map(tuple),
+    imported=AMOUNT, askers=st.lists(HEX.map("k{}".format), max_size=8).map(tuple),
+    subjects=st.lists(HEX.map(lambda digits: "u" + digits[:32]), max_size=99).map(tuple),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_field_of_an_entry_is_missing_from_a_codec(name: str) -> None:
+    """An entry that differs from another one in this field alone differs from it in both forms."""
+    entry = entry_of(askers=("k" + "a" * 64,), subjects=("u" + "a" * 32,))
+    value = getattr(entry, name)
+    others: dict[type, object] = {
+        str: hexed("other"), bool: True, int: 99, float: value + 1 if isinstance(value, float) else 0.0,
+        tuple: (b"{}",) if name == "payload" else (),
+    }  # fmt: skip
+    other = replace(entry, **{name: others[type(value)]})
+    assert other != entry
+    assert decode(encode(other)) == other
+    back = read_line(line_of(ImportedEntry(other, None, None), None, 0.0), time.time(), 10**6).entry
+    assert replace(back, imported=other.imported) == other
+    assert name == "imported" or getattr(back, name) == getattr(other, name)
+
+
+@given(PORTABLE)
+def test_a_line_of_an_export_holds_every_entry_of_a_store(entry: Entry) -> None:
+    now = max(entry.created, entry.expires - 86_400.0)
+    entry = replace(entry, created=entry.expires - 90_000.0)
+    back = read_line(line_of(ImportedEntry(entry, None, None), None, now), now, 10**6).entry
+    assert replace(back, imported=entry.imported) == entry
+    assert back.imported == now, "a purge before the import does not cover it"
+
+
+def test_a_line_of_the_version_before_names_no_subject() -> None:
+    entry = entry_of()
+    line = orjson.loads(line_of(ImportedEntry(entry, None, None), None, 0.0))
+    del line["subjects"], line["imported"]
+    back = read_line(orjson.dumps({**line, "version": 1}), time.time(), 10**6).entry
+    assert replace(back, imported=0.0) == entry
