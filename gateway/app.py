@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway import bootstrap
-from gateway.adapters.redis.rekey import Rekey
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
-from gateway.admin.erasure import PrivacyAdmin
 from gateway.admin.explain_pair import ExplainHandler
 from gateway.admin.explanation import ExplainRequests
 from gateway.admin.learning import QualityHandler, RoutingHandler
@@ -126,7 +124,7 @@ class Gateway:
                 *ExplainHandler(lambda: self.policy, parts.spaces, parts.memory).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts, self._deployment).routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
-                *PrivacyAdmin(self.eraser, parts.erasure_secret, Rekey(self.stores.redis), parts.clock).routes(),
+                *bootstrap.privacy_admin_of(parts, self.stores, self.eraser).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),

@@ -23,11 +23,13 @@ from aiohttp import web
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.migration import RedisMigration
+from gateway.adapters.redis.rekey import Rekey
 from gateway.adapters.system.audit_file import AuditFile
 from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.admin.audit import AuditTrail
 from gateway.admin.cache import CacheAdmin, PurgeValidation
 from gateway.admin.entries import EntriesHandler
+from gateway.admin.erasure import PrivacyAdmin
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
 from gateway.admin.jobs import JobsHandler
@@ -295,11 +297,17 @@ def eraser_of(parts: Parts, stores: Stores, removal: Purge) -> Eraser | None:
         learned=LearnedQuestions(parts.spaces),
         served=memory.served,
         recent=parts.erased,
+        disk=stores.file,
         clock=parts.clock,
         publish=parts.fleet.publisher("erase"),
     )
     parts.fleet.on("erase", eraser.apply_event)
     return eraser
+
+
+def privacy_admin_of(parts: Parts, stores: Stores, eraser: Eraser | None) -> PrivacyAdmin:
+    """Build the admin routes of erasures and of new keys for the records."""
+    return PrivacyAdmin(eraser, parts.erasure_secret, Rekey(stores.redis, stores.file), parts.clock)
 
 
 def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:

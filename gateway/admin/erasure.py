@@ -93,6 +93,8 @@ class RekeyReport(TypedDict):
     """Records that were stored again or removed in the meantime."""
     unreadable: int
     """Records that are damaged, or of a key that is not configured."""
+    notes: list[str]
+    """Places where former records were not reached."""
 
 
 class PrivacyAdmin:
@@ -147,7 +149,7 @@ class PrivacyAdmin:
     async def _rewrite(self, request: web.Request) -> web.StreamResponse:
         """Rewrite all records with the first key of `store.encryption`. A run that was cut off is repeated."""
         summary = (await self._rekey.run()).as_json()
-        add_audit_fields(request, **summary)
+        add_audit_fields(request, **{name: value for name, value in summary.items() if name != "notes"})
         return json_response(summary)
 
 

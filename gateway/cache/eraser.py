@@ -61,6 +61,11 @@ class FilesOfTenants(Protocol):
     async def erase(self, tenant: str, *, dry_run: bool) -> int: ...
 
 
+class StoreDisk(Protocol):
+    async def drop_deleted(self) -> list[str]:
+        """Drop from the store's disk what was deleted. Return a sentence for each thing that was not reached."""
+
+
 class ErasableRelations(RelationStore, Protocol):
     async def remove_relations(self, counterexamples: Sequence[str], links: Sequence[str]) -> None: ...
 
@@ -157,9 +162,11 @@ class Eraser:
         learned: LearnedQuestions,
         served: ServedHits,
         recent: RecentErasures,
+        disk: StoreDisk,
         clock: Clock,
         publish: Callable[..., None],
     ) -> None:
+        self._disk = disk
         self._digests = digests
         self._removal = removal
         self._own = own
@@ -206,6 +213,7 @@ class Eraser:
             erased.notes += traces.notes
         if not dry_run:
             self._announce(traces)
+            erased.notes += await self._disk.drop_deleted()
         return erased
 
     def _forget_in_memory(self, target: ErasureTarget) -> None:

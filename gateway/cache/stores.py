@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.adapters.redis.api_keys import RedisApiKeys
+from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.batches import RedisBatches
 from gateway.adapters.redis.change_log import ChangeLogReader, ChangeLogWriter
 from gateway.adapters.redis.client import CONNECT_S, StoreAccess, connect
@@ -46,6 +47,7 @@ SHARED_FRONT_MAX_AGE_S = 5.0
 class Stores:
     front: TieredStore
     redis: RedisStore
+    file: AppendOnlyFile
     removals: RedisPurges
     keys: RedisApiKeys
     leases: RedisLeases | None  # None: no other gateway is on this store
@@ -144,6 +146,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     return Stores(
         front=front,
         redis=redis,
+        file=AppendOnlyFile(redis, owned=url.startswith("unix://")),  # also that of the supervisor of workers
         removals=RedisPurges(redis),
         keys=RedisApiKeys(redis),
         leases=leases,

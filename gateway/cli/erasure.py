@@ -84,7 +84,7 @@ def run_rekey(arguments: argparse.Namespace) -> int:
             f"{summary['rewritten']} rewritten with the key {summary['key']}, {summary['current']} had it, "
             f"{summary['replaced']} were replaced meanwhile, {summary['unreadable']} cannot be read"
         )
-        return print_result(arguments, summary, text)
+        return print_result(arguments, summary, "\n".join([text, *map(printable, summary.get("notes", ()))]))
 
     return call_gateway(arguments, ask)
 

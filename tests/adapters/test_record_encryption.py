@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.redis import entry_pages
+from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.record_encryption import RecordInvalid, RecordKeys
@@ -98,6 +99,25 @@ def opened(stack: AsyncExitStack, url: str, *secrets: str) -> RedisStore:
     return store
 
 
+def rekey_of(store: RedisStore) -> Rekey:
+    return Rekey(store, AppendOnlyFile(store, owned=True))
+
+
+async def test_no_plain_text_is_on_disk_after_a_run(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(server(tmp_path))
+        plain, sealing = opened(stack, url), opened(stack, url, NEW)
+        await plain.put(entry_of(question=SECRET_TEXT), None)
+        assert SECRET_TEXT.encode() in bytes_of(tmp_path)
+        summary = await rekey_of(sealing).run()
+        assert (summary.rewritten, summary.notes) == (1, [])
+        assert SECRET_TEXT.encode() not in bytes_of(tmp_path)
+
+
+def bytes_of(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in (path / "store").rglob("*") if file.is_file())
+
+
 async def test_all_records_get_the_first_key_and_a_second_run_has_nothing_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,10 +131,10 @@ async def test_all_records_get_the_first_key_and_a_second_run_has_nothing_to_do(
         lost = opened(stack, url, "l" * 32)
         await lost.put(entry_of("lost"), None)
         with pytest.raises(BadRequest, match=r"store\.encryption\.keys"):
-            await Rekey(plain).run()
-        summary = await Rekey(both).run()
+            await rekey_of(plain).run()
+        summary = await rekey_of(both).run()
         assert (summary.rewritten, summary.current, summary.unreadable, summary.replaced) == (40, 0, 1, 0)
-        again = await Rekey(both).run()
+        again = await rekey_of(both).run()
         assert (again.rewritten, again.current, again.unreadable) == (0, 40, 1)
         new = opened(stack, url, NEW)
         for entry in entries:
@@ -133,7 +153,7 @@ async def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytes
         plain, sealing = opened(stack, url), opened(stack, url, NEW)
         for i in range(30):
             await plain.put(entry_of(str(i)), None)
-        rekey, write = Rekey(sealing), Rekey._write
+        rekey, write = rekey_of(sealing), Rekey._write
         pages = 0
 
         async def failing(self: Rekey, *given: object) -> int:

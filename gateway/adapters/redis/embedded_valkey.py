@@ -65,6 +65,8 @@ class EmbeddedValkey:
         with await _acquire_lock(folder) as claim:
             path = socket_path(folder)
             path.unlink(missing_ok=True)  # left by a killed server
+            for left in (*folder.glob("temp-*"), *folder.glob("appendonlydir/temp-*")):
+                left.unlink()  # of a rewrite that was cut off: it has the text of entries that were deleted since
             child = await ChildProcess.start(
                 "the embedded store (Valkey)",
                 [

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.entry_pages import read_entries
 from gateway.adapters.redis.record_encryption import RecordInvalid, RecordKeys
 from gateway.adapters.redis.records import RecordCodec
@@ -39,6 +40,7 @@ class RekeySummary:
     current: int = 0  # the first key had written them already
     replaced: int = 0  # stored again or removed in the meantime
     unreadable: int = 0  # damaged, or of a key that is not configured
+    notes: list[str] = field(default_factory=list)  # where former records were not reached
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,10 +58,11 @@ class RekeyIncomplete(GatewayError):
 
 
 class Rekey:
-    """`Rekey` rewrites the records of a store. One run at a time."""
+    """`Rekey` rewrites the records of a store, and then its file. One run at a time."""
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: RedisStore, file: AppendOnlyFile) -> None:
         self._store = store
+        self._file = file
         self._running = False
 
     async def run(self) -> RekeySummary:
@@ -74,6 +77,7 @@ class Rekey:
             async for rows in read_entries(self._store, ("record",), TIMEOUT_S):
                 records = {name: record for name, (record,) in rows if record is not None}
                 await self._rewrite(records, keys, summary)
+            summary.notes += await self._file.drop_deleted()
         except StoreUnavailable as error:
             raise RekeyIncomplete(summary, str(error)) from None
         finally:
