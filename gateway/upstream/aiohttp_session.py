@@ -23,37 +23,42 @@ class PooledConnection:
 CURRENT_CONNECTION: ContextVar[PooledConnection | None] = ContextVar("asked", default=None)
 
 
-MAX_REFUSAL_BYTES = 64 * 1024
-
-
 @dataclass(slots=True)
-class HandshakeRefusal:
-    """`HandshakeRefusal` is the response of an endpoint that refuses a WebSocket. `status` 0: it has not refused, and
-    only the headers are kept."""
+class Handshake:
+    """`Handshake` records the response of an endpoint to the handshake of a WebSocket."""
 
-    status: int = 0
     headers: tuple[tuple[str, str], ...] = ()
-    body: bytes = b""
+    status: int = 0
+    refusal: aiohttp.ClientResponse | None = None  # its owner reads and closes it; None: the endpoint has not refused
 
 
-# For the handshake of the current task: aiohttp drops the response before it raises.
-CURRENT_HANDSHAKE: ContextVar[HandshakeRefusal | None] = ContextVar("handshake", default=None)
+# For the handshake of the current task: aiohttp closes the response before it raises.
+CURRENT_HANDSHAKE: ContextVar[Handshake | None] = ContextVar("handshake", default=None)
+
+SWITCHING = 101
 
 
 class RefusableResponse(aiohttp.ClientResponse):
-    """A response that keeps the refusal of a WebSocket, with at most `MAX_REFUSAL_BYTES` of its body."""
+    """A response that stays open if it refuses a WebSocket, whatever its status is, so that it is the answer."""
+
+    _is_refusal = False
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         await super().start(connection)
-        refusal = CURRENT_HANDSHAKE.get()
-        if refusal is not None:
-            refusal.headers = tuple(self.headers.items())
-        if refusal is not None and self.status >= 400:
-            body = b""
-            while len(body) < MAX_REFUSAL_BYTES and (piece := await self.content.read(MAX_REFUSAL_BYTES - len(body))):
-                body += piece
-            refusal.status, refusal.body = self.status, body
+        handshake = CURRENT_HANDSHAKE.get()
+        if handshake is not None:
+            handshake.headers, handshake.status = tuple(self.headers.items()), self.status
+            if self.status != SWITCHING:
+                handshake.refusal, self._is_refusal = self, True
+                self.status = 400  # aiohttp would follow a redirect, and send the handshake again
         return self
+
+    def close(self) -> None:
+        """Close the response. The first call for a refusal is aiohttp's, before it raises, and does nothing."""
+        if self._is_refusal:
+            self._is_refusal = False
+        else:
+            super().close()
 
 
 class BoundedConnector(aiohttp.TCPConnector):

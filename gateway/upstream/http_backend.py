@@ -40,7 +40,7 @@ from gateway.upstream.additions import (
     refused_addition,
     without_additions,
 )
-from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
+from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, Handshake
 from gateway.upstream.base_url import BaseUrl
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
 from gateway.upstream.content_decoding import coding_of, decode_whole
@@ -56,7 +56,7 @@ from gateway.upstream.header_filter import (
     without_admitted_origin,
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
-from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse
+from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse, refusal_of
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
 from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket
@@ -204,10 +204,7 @@ class HttpBackend(LimitedBackend):
         if call is not None:
             translated = None if can_translate(self.speaks, call.dialect.name) else self._translate(call)
         elif request.headers.get("upgrade", "").lower() == "websocket":
-            # If the endpoint ignores the upgrade, repeat the request without it, so that its response can stream.
-            socket = await self._websocket(request)
-            if socket is not None:
-                return socket
+            return await self._websocket(request)
         if call is None and request.body_source.buffered_body is None:  # the body streams
             permit = await self._limiter.acquire_client_paced(request)
         else:
@@ -361,33 +358,34 @@ class HttpBackend(LimitedBackend):
             reasoning_content=self._reasoning_content,
         )
 
-    async def _websocket(self, request: RequestContext) -> Response | None:
-        """Open a WebSocket, or return the endpoint's refusal. None: it ignores the upgrade, as it may (RFC 9110 section
-        7.8)."""
+    async def _websocket(self, request: RequestContext) -> Response:
+        """Open a WebSocket, or return the endpoint's response to the handshake, which may refuse or ignore it (RFC 9110
+        section 7.8). The endpoint is asked once."""
         permit = await self._limiter.acquire_client_paced(request)
-        refusal = HandshakeRefusal()
-        CURRENT_HANDSHAKE.set(refusal)
+        handshake = Handshake()
+        CURRENT_HANDSHAKE.set(handshake)
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
+        now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(min(self._timeouts.first_byte, MAX_HANDSHAKE_S)):
                 socket = await open_websocket(self._session.get(), url, self._headers(request), request)
         except BaseException as error:
+            if isinstance(error, aiohttp.WSServerHandshakeError) and handshake.refusal is not None:
+                answer = refusal_of(handshake.refusal, handshake.status)
+                permit.on_response(request, answer.status)
+                return await self._read(request, answer, permit, now + request.upstream_due - permit.acquired_at)
             permit.release()
-            if isinstance(error, aiohttp.WSServerHandshakeError):
-                return self._refused(refusal) if refusal.status else None
             if isinstance(error, TimeoutError):
                 raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
+            if isinstance(error, aiohttp.WSServerHandshakeError):
+                message = f"backend '{self.name}' answered the handshake of a WebSocket wrongly"
+                raise BackendError(message, retryable=False) from None
             if isinstance(error, aiohttp.ClientError | OSError):
                 raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
             raise
         finally:
             CURRENT_HANDSHAKE.set(None)
-        return Response(101, self._provider_ids.header(refusal.headers), Tunnel(HttpWebSocket(socket, permit)))
-
-    def _refused(self, refusal: HandshakeRefusal) -> Response:
-        connection = ",".join(value for name, value in refusal.headers if name.lower() == "connection")
-        headers = self._response_filter.apply(refusal.headers, connection or None)
-        return Response(refusal.status, (*headers, *self._provider_ids.header(refusal.headers)), FullBody(refusal.body))
+        return Response(101, self._provider_ids.header(handshake.headers), Tunnel(HttpWebSocket(socket, permit)))
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         permit = await self._limiter.acquire(request)

@@ -220,16 +220,23 @@ def _failure(error: Exception) -> ExchangeFailed:
     return ExchangeFailed(type(error).__name__)
 
 
+def refusal_of(response: aiohttp.ClientResponse, status: int) -> UpstreamResponse:
+    """Return the response of an endpoint that has refused a WebSocket with this status."""
+    return _Answer(response, set(), status)
+
+
 class _Answer:
     """`_Answer` implements `UpstreamResponse`."""
 
     memo = None
 
-    def __init__(self, response: aiohttp.ClientResponse, finishing: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, finishing: set[asyncio.Task[None]], status: int | None = None
+    ) -> None:
         self._response = response
         self._finishing = finishing
         self._content = response.content
-        self.status = response.status
+        self.status = response.status if status is None else status
         self.headers = tuple(response.headers.items())
 
         header_map = {name.lower(): value for name, value in self.headers if name.lower() in MAPPED_HEADERS}

@@ -24,12 +24,23 @@ class Realtime:
         self.handshakes: list[web.Request] = []
         self.codes: list[int | None] = []
         self.refuse = 0
+        self.location = "/"
+        self.more: asyncio.Event | None = None  # a refusal streams, and ends once it is set
         self.close_after: tuple[int, bytes] | None = None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.handshakes.append(request)
+        if self.more is not None:
+            response = web.StreamResponse(status=self.refuse)
+            await response.prepare(request)
+            await response.write(b"first")
+            await self.more.wait()
+            await response.write(b"last")
+            return response
         if self.refuse:
-            return web.json_response({"error": "not today"}, status=self.refuse, headers={"x-reason": "holiday"})
+            return web.json_response(
+                {"error": "not today"}, status=self.refuse, headers={"x-reason": "holiday", "Location": self.location}
+            )
         socket = web.WebSocketResponse(protocols=("realtime", "other"), max_msg_size=2**24)
         await socket.prepare(request)
         async for message in socket:
@@ -112,6 +123,50 @@ async def test_the_reason_of_a_refusal_reaches_the_client(served: Served, backen
     assert [request.headers["Upgrade"] for request in backend.handshakes] == ["websocket"]
     pool = served.gateway.parts.pools["main"]
     assert (pool.inflight, pool.load) == (0, 0)
+
+
+HANDSHAKE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [200, 204, 301, 307, 401, 404, 426, 429, 500, 503])
+async def test_a_backend_that_does_not_upgrade_is_asked_once(served: Served, backend: Realtime, status: int) -> None:
+    backend.refuse, backend.location = status, "/v1/realtime?again"
+    async with served.session.get(f"{served.url}/v1/realtime", headers=HANDSHAKE, allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["x-reason"]) == (status, "holiday")
+        assert status == 204 or await answer.json() == {"error": "not today"}
+    assert len(backend.handshakes) == 1
+    pool = served.gateway.parts.pools["main"]
+    await until(lambda: (pool.inflight, pool.load) == (0, 0))
+
+
+async def test_a_stream_in_place_of_an_upgrade_comes_as_it_is_written(served: Served, backend: Realtime) -> None:
+    backend.refuse, backend.more = 200, asyncio.Event()
+    async with served.session.get(f"{served.url}/v1/realtime", headers=HANDSHAKE) as answer:
+        assert await answer.content.readexactly(5) == b"first"
+        backend.more.set()
+        assert await answer.content.read() == b"last"
+    assert len(backend.handshakes) == 1
+    pool = served.gateway.parts.pools["main"]
+    await until(lambda: (pool.inflight, pool.load) == (0, 0))
+
+
+async def test_a_wrong_handshake_is_a_502_and_asked_once(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                     b"Sec-WebSocket-Accept: wrong\r\n\r\n")  # fmt: skip
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        backend = Realtime()
+        backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with before(backend, tmp_path) as served:
+            assert (await served.get("/v1/realtime", HANDSHAKE)).status == 502
+    assert len(asked) == 1
 
 
 async def test_nobody_there_is_a_502_and_no_upgrade(tmp_path: Path) -> None:
