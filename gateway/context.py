@@ -98,8 +98,8 @@ class RequestContext:
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "tenant", "permit", "personal_data", "table", "route", "expose_headers", "expose_timings",
-        "internal", "facts", "subjects",
+        "dialect", "call", "model", "tenant", "permit", "personal_data", "table", "route", "expose_headers",
+        "expose_timings", "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
         "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
@@ -156,6 +156,8 @@ class RequestContext:
 
         self.dialect: Dialect | None = None
         self.call: Call | None = None  # None: no dialect claims the path
+        # What it names as its model. Empty: nothing, or no dialect claims the path and no rule needs its model.
+        self.model = ""
         self.tenant = tenant
         self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived

@@ -36,6 +36,17 @@ class Clock(Protocol):
         """Return seconds on a clock that never goes back; only differences have a meaning."""
 
 
+class BodyReader(Protocol):
+    """Reads a body piece by piece on its way to a backend."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what it looks for is known, or the body has ended."""
+
+    def feed(self, data: bytes) -> None:
+        """Read the next piece; an empty one is the end. Raise `GatewayError` if the body may not pass."""
+
+
 class BodySource(Protocol):
     """The unread body of a request. Use either `read` or `stream`, once."""
 
@@ -48,6 +59,13 @@ class BodySource(Protocol):
     async def buffer(self, *, whole: bool = False) -> None:
         """Wait until the whole body, or more of it than the buffer holds, has arrived. Raise `RequestTimeout` or
         `BadRequest`. `whole`: the buffer holds as much as `read` would return."""
+
+    async def look_ahead(self, reader: BodyReader, limit: int) -> bool:
+        """Show the body to `reader` as it arrives, undecoded, and keep what is read for `stream`. Return once `reader`
+        knows enough; False: the first `limit` bytes did not suffice. Raise as `buffer`, and what the reader raises.
+
+        `reader` is also shown the rest, when that is read.
+        """
 
     def stream(self) -> AsyncIterator[bytes] | None:
         """Return the body undecoded, as it arrives; None if there is none."""

@@ -67,14 +67,15 @@ class Principal:
     generation: int = CONFIGURED
     read_only: bool = False  # it gets hits, and changes neither the cache nor what routes learn
 
-    def check_model(self, model: str | None, method: str, path: str) -> None:
-        """Raise `Forbidden` if the key does not cover the model. `model` None: no dialect claims the request."""
-        if not self.models or (model is None and _about(method, path)):
+    def check_models(self, models: Sequence[str], method: str, path: str) -> None:
+        """Raise `Forbidden` unless the key covers each of the models that a request names."""
+        if not self.models or (not models and _about(method, path)):
             return
-        if model is None:
-            raise Forbidden(f"this API key is for the models {_listed(self.models)}, and this path does not name one")
-        if not any(fnmatchcase(model, glob) for glob in self.models):
-            raise Forbidden(f"this API key is for the models {_listed(self.models)}, not for {model[:100]!r}")
+        if not models:
+            raise Forbidden(f"this API key is for the models {_listed(self.models)}, and this request names none")
+        for model in models:
+            if not any(fnmatchcase(model, glob) for glob in self.models):
+                raise Forbidden(f"this API key is for the models {_listed(self.models)}, not for {model[:100]!r}")
 
 
 def _about(method: str, path: str) -> bool:

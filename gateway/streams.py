@@ -26,6 +26,7 @@ from gateway.messages import (
     Response,
     Tunnel,
 )
+from gateway.ports import BodyReader
 
 # Streamed bodies are closed exactly once, however they end.
 T = TypeVar("T")
@@ -202,6 +203,13 @@ class BufferedBody:
 
     async def buffer(self, *, whole: bool = False) -> None:
         """Return at once: everything has arrived."""
+
+    async def look_ahead(self, reader: BodyReader, limit: int) -> bool:
+        """Show all of it to `reader`, whatever the limit."""
+        if self.buffered_body:
+            reader.feed(self.buffered_body)
+        reader.feed(b"")
+        return True
 
     def stream(self) -> AsyncIterator[bytes] | None:
         return once(self.buffered_body) if self.buffered_body else None

@@ -22,7 +22,7 @@ NARROW = Principal("key_a", "a", "acme", Role.USE, models=("gpt-4o-*", "text-?")
     ],
 )
 def test_what_a_key_of_some_models_may_ask(model: str | None, method: str, path: str) -> None:
-    NARROW.check_model(model, method, path)
+    NARROW.check_models(() if model is None else (model,), method, path)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,13 @@ def test_what_a_key_of_some_models_may_ask(model: str | None, method: str, path:
 )
 def test_what_a_key_of_some_models_may_not(model: str | None, method: str, path: str) -> None:
     with pytest.raises(Forbidden, match=r"this API key is for the models gpt-4o-\*, text-\?"):
-        NARROW.check_model(model, method, path)
+        NARROW.check_models(() if model is None else (model,), method, path)
+
+
+def test_a_key_has_to_cover_each_model_that_a_request_names() -> None:
+    NARROW.check_models(("gpt-4o-mini", "text-1"), "POST", "/v1/rerank")
+    with pytest.raises(Forbidden, match="not for 'other'"):
+        NARROW.check_models(("gpt-4o-mini", "other"), "POST", "/v1/rerank")
 
 
 @pytest.mark.parametrize(

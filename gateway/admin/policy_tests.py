@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import orjson
 
 from gateway.admin.explanation import parse_request
 from gateway.cache.mcp_results import McpKnowledge
@@ -25,6 +26,8 @@ from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import find_dialect
+from gateway.dialects.named_models import model_in_body, models_named
+from gateway.dialects.paths import canonical_path
 from gateway.errors import BadRequest
 from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call, ScoredPrompt, Scorer
@@ -40,6 +43,7 @@ from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.latency import CallFeatures
 
+JSON = "application/json"
 MAX_S = 5.0  # seconds for all expectations of a policy; the change of the policy waits for them
 
 
@@ -106,9 +110,10 @@ class PolicyTestRunner:
 
     def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
         """Return the outcome by the keys of `expect`, and the complexity if it was judged. Raise `BadRequest`."""
-        if find_dialect("POST", expectation.path) is None:
-            return self._pass_through_outcome(expectation), None
-        given = {"path": expectation.path, "body": expectation.body, "headers": expectation.headers}
+        path = canonical_path("POST", expectation.path)
+        if find_dialect("POST", path) is None:
+            return self._pass_through_outcome(expectation, path), None
+        given = {"path": path, "body": expectation.body, "headers": expectation.headers}
         wrapped = {**given, "tenant": expectation.tenant or ANONYMOUS}
         request, call = parse_request(wrapped, FrozenClock(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
@@ -132,9 +137,10 @@ class PolicyTestRunner:
         }
         return found, request.complexity
 
-    def _pass_through_outcome(self, expectation: Expectation) -> Mapping[str, str]:
-        tenant = expectation.tenant or ANONYMOUS
-        route = self._policy.match(expectation.path, "", tenant, expectation.headers)
+    def _pass_through_outcome(self, expectation: Expectation, path: str) -> Mapping[str, str]:
+        tenant, model = expectation.tenant or ANONYMOUS, model_in_body(orjson.dumps(expectation.body), JSON)
+        named = models_named("POST", path, "", model)
+        route = self._policy.match(path, named[0] if named else "", tenant, expectation.headers)
         signals = Signals(None, speaks_anthropic(expectation.headers))
         backend = select(route.target, self._pools, signals, route.slo.late).backends[0]
         cache = str(Bypass.PASS_THROUGH)

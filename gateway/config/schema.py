@@ -50,6 +50,7 @@ from gateway.messages import Verdict
 # Of a stream, by default. Four images of 6 MB in base64 fit in it.
 MAX_EVENT = 32 * 2**20
 
+MAX_BODY = 10 * 2**20  # bytes, by default
 MAX_BODY_KEYS = 50_000  # by default. orjson reads them in 3 to 8 ms, and keeps the interpreter's lock
 
 
@@ -275,7 +276,7 @@ class ServerConfig(Section):
     """Further host names of the admin port, such as `nearhit.internal`. Its own address always works."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that serve `server.listen`. With more than one, a supervisor restarts them."""
-    max_body: Size = 10 * 2**20
+    max_body: Size = MAX_BODY
     """The largest request body that the gateway reads, before and after decompression. A larger one gets 413."""
     max_body_keys: Annotated[int, Field(ge=1_000)] = MAX_BODY_KEYS
     """The most keys of all objects in a JSON body. More would hold up other requests while they are read, so they get

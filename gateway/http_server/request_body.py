@@ -12,7 +12,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.config.schema import ServerConfig
 from gateway.errors import BadRequest, PayloadTooLarge, RequestTimeout
 from gateway.http_server.content_encoding import content_codings, decode_content
-from gateway.streams import once
+from gateway.ports import BodyReader
+from gateway.streams import BufferedBody, once
 
 # Bytes that are read of a body that passes through, before its request takes a permit of the backend. Until then a slow
 # client holds nothing that others wait for.
@@ -39,6 +40,7 @@ class HttpBody:
         self._body = b"" if buffered_body is None and not http.can_read_body else buffered_body
         self._config = config
         self._buffered: list[bytes] = []
+        self._reader: BodyReader | None = None  # sees each piece of a body that streams
         self._received = 0  # bytes of a body that streams
         self._waited_s = 0.0  # time spent waiting for them
 
@@ -53,17 +55,27 @@ class HttpBody:
         return None if self._body is None else self._decoded(self._body)
 
     async def buffer(self, *, whole: bool = False) -> None:
-        if self._body is not None or self._buffered:
-            return
-        await self._send_continue()
-        size, limit = 0, self._config.max_body if whole else BUFFER_BYTES
-        while size <= limit:
-            chunk = await self._next_chunk()
-            if not chunk:
-                self._body, self._buffered = b"".join(self._buffered), []
-                return
+        limit = self._config.max_body if whole else BUFFER_BYTES
+        while self._body is None and self._received <= limit:
+            await self._buffer_piece()
+
+    async def look_ahead(self, reader: BodyReader, limit: int) -> bool:
+        if self._body is not None:
+            return await BufferedBody(self._body).look_ahead(reader, limit)
+        self._reader = reader
+        while not reader.is_known and self._received <= limit:
+            await self._buffer_piece()
+        return reader.is_known
+
+    async def _buffer_piece(self) -> None:
+        """Wait for the next piece of the body, and keep it for `stream`."""
+        if not self._received:
+            await self._send_continue()
+        chunk = await self._next_chunk()
+        if chunk:
             self._buffered.append(chunk)
-            size += len(chunk)
+        else:
+            self._body, self._buffered = b"".join(self._buffered), []
 
     def stream(self) -> AsyncIterator[bytes] | None:
         if self._body is not None:
@@ -119,6 +131,8 @@ class HttpBody:
             raise RequestTimeout(self._timeout_messages()[shortest]) from None
         self._waited_s += loop.time() - started
         self._received += len(chunk)
+        if self._reader is not None:
+            self._reader.feed(chunk)
         return chunk
 
     def _rate_timeout_s(self) -> float:

@@ -90,7 +90,13 @@ class SharedSteps:
     def parse_and_route(self, inner: Handler) -> Handler:
         parts = self.parts
         step = ParseAndRoute(
-            self.table, find_dialect, parts.recorder, parts.telemetry, parts.subjects_of, parts.max_body_keys
+            self.table,
+            find_dialect,
+            parts.recorder,
+            parts.telemetry,
+            parts.subjects_of,
+            parts.max_body_keys,
+            parts.max_body,
         )
         return step.__call__
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -13,12 +13,13 @@ from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import asker_of, keys_of, own_key, owner_of, variant_of
 from gateway.cache.personal_data import apply_privacy
 from gateway.config.policy.model import Policy, Route
-from gateway.config.schema import MAX_BODY_KEYS
+from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
 from gateway.dialects.known import MODELS
-from gateway.errors import GatewayError
+from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, models_named
+from gateway.errors import GatewayError, PayloadTooLarge
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
@@ -47,6 +48,11 @@ class RouteTable:
     pipelines: Mapping[str, Handler]
 
     @cached_property
+    def matches_models(self) -> bool:
+        """Whether a route is for some models only."""
+        return any(route.match.model is not None for route in self.policy.routes)
+
+    @cached_property
     def traced_matches(self) -> tuple[str, ...]:
         """The headers that decide here although they usually only trace a request."""
         names = {name for route in self.policy.routes for name, _ in route.match.headers}
@@ -65,7 +71,8 @@ class RecordingRule(Protocol):
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
     it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none.
-    `subjects_of` None: nothing names those who caused it. `max_keys`: of a body, `server.max_body_keys`."""
+    `subjects_of` None: nothing names those who caused it. `max_keys`, `max_body`: of a body, `server.max_body_keys` and
+    `server.max_body`."""
 
     def __init__(
         self,
@@ -75,8 +82,10 @@ class ParseAndRoute:
         telemetry: Telemetry,
         subjects_of: SubjectsOf | None = None,
         max_keys: int = MAX_BODY_KEYS,
+        max_body: int = MAX_BODY,
     ) -> None:
         self._table = table
+        self._max_body = max_body
         self._max_keys = max_keys
         self._dialect_of = dialect_of
         self._recording = recording
@@ -87,14 +96,33 @@ class ParseAndRoute:
         table = request.table = self._table()
         dialect = self._dialect_of(request.method, request.path)
         if dialect is None:
-            return self._route(request, table, None)
+            return self._pass(request, table)
         request.dialect = dialect
         body = request.body_source.read_nowait()
         if body is None or (len(body) > COUNTED_BODY and takes_long(body)):
             request.require_capacity()
             return self._parse_later(request, table, dialect, body)
         request.body = body
-        return self._route(request, table, dialect.parse(request.path, body, request.headers))
+        call = dialect.parse(request.path, body, request.headers)
+        return self._route(request, table, call, (call.model,))
+
+    def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
+        """Route a request that no dialect claims. Its models are read only if they decide anything."""
+        if not table.matches_models and (request.permit is None or not request.permit.models):
+            return self._route(request, table, None, ())
+        body = request.body_source.buffered_body
+        if body is None or takes_long(body):
+            request.require_capacity()
+            return self._pass_later(request, table)
+        model = None
+        if body:
+            body = request.body_source.read_nowait() or b""
+            model = model_in_body(body, content_type_of(request.headers), self._max_keys)
+        return self._route(request, table, None, models_of(request, model))
+
+    async def _pass_later(self, request: RequestContext, table: RouteTable) -> Response:
+        models = models_of(request, await read_model(request, self._max_body, self._max_keys))
+        return await resolve_response(self._route(request, table, None, models))
 
     async def _parse_later(
         self, request: RequestContext, table: RouteTable, dialect: Dialect, body: bytes | None
@@ -105,14 +133,18 @@ class ParseAndRoute:
             call = await asyncio.to_thread(parse_wholly, dialect, request.path, body, request.headers)
         else:
             call = dialect.parse(request.path, body, request.headers)
-        return await resolve_response(self._route(request, table, call))
+        return await resolve_response(self._route(request, table, call, (call.model,)))
 
-    def _route(self, request: RequestContext, table: RouteTable, call: Call | None) -> Response | Awaitable[Response]:
+    def _route(
+        self, request: RequestContext, table: RouteTable, call: Call | None, models: Sequence[str]
+    ) -> Response | Awaitable[Response]:
+        """Hand a request on. `models`: those that it names, the one that decides its route first."""
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
         if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
-            request.permit.check_model(None if call is None else call.model, request.method, request.path)
-        route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
+            request.permit.check_models(models, request.method, request.path)
+        request.model = models[0] if models else ""
+        route = table.policy.match(request.path, request.model, request.tenant, request.headers)
         if call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):
             route = _route_of_model(request, table.policy, route)
         try:
@@ -148,6 +180,39 @@ def _route_of_model(request: RequestContext, policy: Policy, default: Route) -> 
         if route is not policy.match(path, "", request.tenant, request.headers):
             return route
     return default
+
+
+def models_of(request: RequestContext, in_body: str | None) -> tuple[str, ...]:
+    return models_named(request.method, request.path, request.query, in_body)
+
+
+async def read_model(request: RequestContext, max_body: int, max_keys: int) -> str | None:
+    """Return the model that a body names which passes through; None: it names none.
+
+    A form streams on as soon as its model is known. Other bodies have to arrive whole. Raise `PayloadTooLarge` if the
+    model does not come within `max_body` bytes, `BadRequest`, or `RequestTimeout`.
+    """
+    source, content_type = request.body_source, content_type_of(request.headers)
+    if "content-encoding" not in request.headers:
+        reader = ModelReader(content_type)
+        if not await source.look_ahead(reader, max_body):
+            raise _model_too_late(max_body)
+        if not reader.needs_whole:
+            return reader.model
+    await source.buffer(whole=True)
+    if source.buffered_body is None:
+        raise _model_too_late(max_body)
+    body = source.read_nowait() or b""
+    if takes_long(body):
+        return await asyncio.to_thread(model_in_body, body, content_type, max_keys)
+    return model_in_body(body, content_type, max_keys)
+
+
+def _model_too_late(max_body: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the first {max_body} bytes of the body (server.max_body) do not say which model it is for: send a form whose "
+        "field 'model' comes before the files"
+    )
 
 
 def takes_long(body: bytes) -> bool:

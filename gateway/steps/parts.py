@@ -278,6 +278,7 @@ class Parts:
     telemetry: Telemetry
     max_entry: int
     max_body_keys: int
+    max_body: int
     memory: FeedbackState
     fleet: Fleet
     feedback: FeedbackEndpoint
@@ -362,6 +363,7 @@ async def build_parts(
         telemetry=telemetry,
         max_entry=config.store.max_entry,
         max_body_keys=config.server.max_body_keys,
+        max_body=config.server.max_body,
         memory=memory,
         fleet=fleet,
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),

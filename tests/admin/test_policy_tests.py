@@ -26,6 +26,7 @@ routes:
     match: {path: /v1/embeddings}
     cache: {exact: {ttl: 1h}}
     route: {backend: main}
+  - {name: pictures, match: {model: gpt-image*}, route: {backend: main}}
   - name: default
     match: {}
     route: {backend: main}
@@ -61,6 +62,8 @@ ACME = "tenant: acme, headers: {x-app: support}"
         "{name: a, request: {path: /v1/embeddings, body: {model: m, input: x}},"
         " expect: {route: embeddings, cache: exact}}",
         "{name: a, request: {path: /v1/audio/speech}, expect: {route: default, cache: pass-through}}",
+        "{name: a, request: {path: /v1/audio/speech, body: {model: gpt-image-1}}, expect: {route: pictures}}",
+        "{name: a, request: {path: /v1/%65mbeddings, body: {model: m, input: x}}, expect: {route: embeddings}}",
         "{name: a, request: {path: /v1/messages, question: hello}, expect: {route: default}}",
     ],
 )
@@ -75,16 +78,16 @@ def test_what_does_not_hold_is_a_fault_at_its_line() -> None:
         "{name: third, request: {}, expect: {tier: light}}",
     )
     assert found == [
-        "p.yaml:15: tests[0].expect.tier: 'first': expected light, got large (route 'support', complexity 0.70)",
-        "p.yaml:16: tests[1].expect.cache: 'second': expected semantic, got off (route 'default')",
-        "p.yaml:16: tests[1].expect.route: 'second': expected support, got default (by the rules' match)",
-        "p.yaml:17: tests[2].expect.tier: 'third': expected light, got none: there is one backend (route 'default')",
+        "p.yaml:16: tests[0].expect.tier: 'first': expected light, got large (route 'support', complexity 0.70)",
+        "p.yaml:17: tests[1].expect.cache: 'second': expected semantic, got off (route 'default')",
+        "p.yaml:17: tests[1].expect.route: 'second': expected support, got default (by the rules' match)",
+        "p.yaml:18: tests[2].expect.tier: 'third': expected light, got none: there is one backend (route 'default')",
     ]
 
 
 def test_what_is_no_request_is_a_fault() -> None:
     (found,) = sentences("{name: a, request: {body: {model: m}}, expect: {route: default}}")
-    assert found.startswith("p.yaml:15: tests[0].request: 'a': is no request: ")
+    assert found.startswith("p.yaml:16: tests[0].request: 'a': is no request: ")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_a_faulty_test_gets_its_sentence(test: str, said: str) -> None:
 
 def test_tests_are_bounded_in_number_and_time() -> None:
     one = "{name: a, request: {}, expect: {route: default}}"
-    assert sentences(*[one] * 201) == ["p.yaml:14: tests: 201 tests in a file, expected at most 200"]
+    assert sentences(*[one] * 201) == ["p.yaml:15: tests: 201 tests in a file, expected at most 200"]
     policy = policy_from_text(POLICY + f"  - {one}\n" * 20, "p.yaml", config())
     ticks = count(step=MAX_S / 3)
     (fault,) = failed_expectations(policy, backend_adapters(config()), lambda: next(ticks))

@@ -422,9 +422,10 @@ class MatchRule(Section):
     """The requests of a route. Every given pattern must match; `{}` matches all requests."""
 
     path: Text | None = None
-    """A glob for the path. Without it, any path."""
+    """A glob for the path in its normal form (RFC 3986, section 6.2.2). Without it, any path."""
     model: Text | None = None
-    """A glob for the model. Without it, any model."""
+    """A glob for the model. On a path that passes through, its JSON body, form, query or path names the model. Without
+    the glob, any model, or none."""
     tenant: Text | None = None
     """A glob for the tenant. Without it, any tenant."""
     headers: Mapping[Text, Text] = Field(default={})

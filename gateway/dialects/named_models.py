@@ -1,0 +1,215 @@
+"""Read the models that a request names on a path that no dialect claims: in its target, or in a JSON body or a form.
+
+Such requests are for pictures, speech, reranking, moderation, and whatever else a backend offers. They pass through
+unparsed, but a policy may match on their model, and an API key may be for some models only. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
+from urllib.parse import parse_qsl, unquote
+
+from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+
+from gateway.config.schema import MAX_BODY_KEYS
+from gateway.dialects.json_body import BOM, check_keys, parse_numbers
+from gateway.errors import BadRequest
+
+FIELD = "model"
+MAX_NAME = 512  # bytes of a model's name in a form
+MAX_FIELDS = 10_000  # of a form; a request for a batch of pictures has some twenty
+# Paths that name a model: Azure's deployments, Google's models, OpenAI's former engines, Bedrock's models.
+_IN_PATH = re.compile(
+    r"/(?:deployments|engines)/([^/]+)/|/models?/([^/]+?)(?::(?:[a-z]+[A-Z][A-Za-z]*|predict))?(?:/|$)"
+)
+_BLANKS = b" \t\r\n"
+
+
+class BodyKind(Enum):
+    """How a body names its model."""
+
+    JSON = auto()
+    FORM = auto()  # application/x-www-form-urlencoded
+    MULTIPART = auto()
+    OTHER = auto()  # it names none
+
+
+def content_type_of(headers: Mapping[str, str]) -> str:
+    """Return the type of a body. Raise `BadRequest` if it is stated twice: servers differ in which one counts."""
+    stated = [value for name, value in headers.items() if name.lower() == "content-type"]
+    if len(stated) > 1:
+        raise BadRequest("the header Content-Type occurs twice: expected it once")
+    return stated[0] if stated else ""
+
+
+def kind_of(content_type: str, start: bytes) -> BodyKind:
+    """Return the kind of a body. `start`: its first bytes; an empty body is `OTHER`.
+
+    Some servers read JSON whatever the type says, so a body that begins as an object counts as one.
+    """
+    media = content_type.partition(";")[0].strip().lower()
+    text = _without_blanks(start)
+    if not text or media in ("application/x-ndjson", "application/jsonl", "application/x-jsonlines"):
+        return BodyKind.OTHER
+    if media == "multipart/form-data":
+        return BodyKind.MULTIPART
+    if media == "application/json" or media.endswith("+json") or text.startswith(b"{"):
+        return BodyKind.JSON
+    return BodyKind.FORM if media == "application/x-www-form-urlencoded" else BodyKind.OTHER
+
+
+def model_in_body(body: bytes, content_type: str, max_keys: int = MAX_BODY_KEYS) -> str | None:
+    """Return the model that a whole body names; None: it names none.
+
+    Raise `BadRequest` if two readers could find two models in it, and `PayloadTooLarge` beyond `max_keys`.
+    """
+    kind = kind_of(content_type, body)
+    if kind is BodyKind.JSON:
+        return _model_in_json(body, content_type, max_keys)
+    if kind is BodyKind.FORM:
+        return _only(value for name, value in _pairs(body.decode("utf-8", "replace")) if name == FIELD)
+    if kind is BodyKind.OTHER:
+        return None
+    form = MultipartModel(content_type)
+    form.feed(body)
+    form.feed(b"")
+    return form.model or None
+
+
+def models_named(method: str, path: str, query: str, in_body: str | None) -> tuple[str, ...]:
+    """Return the models that a request without a dialect names, the deciding one first. Raise `BadRequest` if its
+    query names two.
+
+    The body decides before the query, and a path that names a model before both. `path` is in its normal form.
+    """
+    found = _IN_PATH.search(path) if method == "POST" else None
+    in_path = "" if found is None else unquote(found[1] or found[2])
+    in_query = _only(value for name, value in _pairs(query) if name == FIELD) if FIELD in query else None
+    return tuple(dict.fromkeys(name for name in (in_path, in_body, in_query) if name))
+
+
+class MultipartModel:
+    """Reads the field `model` of a form as it arrives, and keeps none of the rest.
+
+    Servers differ in which of two fields of one name counts. So the whole form has to be read, even if the first one
+    is known: a second one raises `BadRequest`.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        """Raise `BadRequest` if the boundary is missing or stated twice."""
+        boundary = parse_options_header(content_type)[1].get("boundary")
+        if not boundary or content_type.lower().count("boundary=") != 1:
+            raise BadRequest("the Content-Type is invalid: expected multipart/form-data with one boundary")
+        try:
+            # Filenames come in any encoding, and only the names of fields are read.
+            self._parser = PushMultipartParser(boundary, max_segment_count=MAX_FIELDS, header_charset="latin-1")
+        except MultipartError as error:
+            raise _malformed(error) from None
+        self._value: bytearray | None = None  # of the field that is being read, if it is the model
+        self.model: str | None = None
+        self.is_over = False  # the form has ended
+
+    @property
+    def is_known(self) -> bool:
+        return self.model is not None or self.is_over
+
+    def feed(self, data: bytes) -> None:
+        """Read the next piece; an empty one is the end. Raise `BadRequest`."""
+        try:
+            for event in self._parser.parse(data):
+                self._read(event)
+        except MultipartError as error:
+            raise _malformed(error) from None
+        self.is_over = self.is_over or not data
+
+    def _read(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+        if isinstance(event, MultipartSegment):
+            if event.name == FIELD:
+                if self.model is not None:
+                    raise _named_twice()
+                self._value = bytearray()
+        elif self._value is None:
+            return
+        elif event is None:
+            self.model, self._value = self._value.decode("utf-8", "replace"), None
+        else:
+            self._value += event
+            if len(self._value) > MAX_NAME:
+                raise BadRequest(f"the field 'model' is invalid: expected at most {MAX_NAME} bytes", param=FIELD)
+
+
+class ModelReader:
+    """Finds out, as a body arrives, which model it names, or that all of it has to be read for that."""
+
+    def __init__(self, content_type: str) -> None:
+        self._content_type = content_type
+        self._start = b""
+        self._form: MultipartModel | None = None
+        self.kind: BodyKind | None = None  # None: nothing but blanks has come
+
+    @property
+    def is_known(self) -> bool:
+        return self.kind is not None and (self._form is None or self._form.is_known)
+
+    @property
+    def needs_whole(self) -> bool:
+        return self.kind is BodyKind.JSON or self.kind is BodyKind.FORM
+
+    @property
+    def model(self) -> str | None:
+        return None if self._form is None else self._form.model or None
+
+    def feed(self, data: bytes) -> None:
+        """Read the next piece; an empty one is the end. Raise `BadRequest`."""
+        if self.kind is None:
+            self._start += data
+            if data and not _without_blanks(self._start):
+                return
+            self.kind, data, self._start = kind_of(self._content_type, self._start), self._start, b""
+            if self.kind is BodyKind.MULTIPART:
+                self._form = MultipartModel(self._content_type)
+        if self._form is not None:
+            self._form.feed(data)
+
+
+def _model_in_json(body: bytes, content_type: str, max_keys: int) -> str | None:
+    check_keys(body, max_keys)
+    if _without_blanks(body).startswith(b"["):
+        return None  # a batch, as of an older protocol: no model is named for all of it
+    try:
+        fields = parse_numbers(body)
+    except BadRequest:
+        if "json" in content_type.lower():
+            raise
+        return None  # other bytes that begin with a brace
+    session = fields.get("session")  # of OpenAI's realtime API
+    value = fields.get(FIELD, session.get(FIELD) if isinstance(session, dict) else None)
+    return value if isinstance(value, str) and value else None
+
+
+def _without_blanks(start: bytes) -> bytes:
+    return start.removeprefix(BOM).lstrip(_BLANKS)
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise BadRequest(f"too many fields: expected at most {MAX_FIELDS}") from None
+
+
+def _only(values: Iterable[str]) -> str | None:
+    found = list(dict.fromkeys(values))
+    if len(found) > 1:
+        raise _named_twice()
+    return found[0] if found and found[0] else None
+
+
+def _named_twice() -> BadRequest:
+    return BadRequest("the field 'model' occurs twice: expected it once", param=FIELD)
+
+
+def _malformed(error: MultipartError) -> BadRequest:
+    return BadRequest(f"the multipart form is malformed: {error}")
