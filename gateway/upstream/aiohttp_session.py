@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
 
 from gateway.upstream.http1.parser import MAX_NON_BODY_BYTES
+from gateway.upstream.unread_bytes import UnreadBytes
 
 
 @dataclass(slots=True)
@@ -61,8 +69,113 @@ class RefusableResponse(aiohttp.ClientResponse):
             super().close()
 
 
+# aiohttp queues whatever a server sends, also while a connection lies idle, and gives it to the next request (aiohttp
+# #13656). The classes below use its private parts; `pyproject.toml` pins its minor version.
+class OneAnswerProtocol(ResponseHandler):
+    """`OneAnswerProtocol` takes one final answer for each request. It closes the connection if more bytes come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._unread: UnreadBytes | None = None  # from `connection_made` on
+        self._is_due = False  # a request was sent, and its answer is incomplete
+        self._body: StreamReader | None = None  # of the final answer; None: its head has not arrived
+        self._has_excess = False
+        self.has_served = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._unread = UnreadBytes(transport)
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether the connection is open, and the server has sent nothing since the last answer."""
+        return self.is_connected() and not self.should_close and not (self.has_served and self._unread)
+
+    def expect_answer(self) -> None:
+        """Take note that a request is about to be sent. Close the connection if the server was faster."""
+        if self._is_due:
+            return
+        if not self.can_serve:
+            self._end()
+            return
+        self._is_due, self._body, self.has_served = True, None, True
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        message, body = data
+        if not self._is_due or self._body is not None:
+            self._has_excess = True
+            return
+        if message.code >= 200 or message.code == 101:
+            self._body = body
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        if self._upgraded:
+            super().data_received(data)
+            return
+        if data and not self._is_due:
+            self._end()
+            return
+        super().data_received(data)
+        if self._body is not None and self._body.is_eof() and not self._upgraded:
+            self._is_due = False
+            if self._has_excess or self._has_begun_another():
+                self._end()
+
+    def _has_begun_another(self) -> bool:
+        """Return whether bytes came behind the answer: the parser is within a message."""
+        if self._parser is None:
+            return False
+        try:
+            return self._parser.feed_eof() is not None
+        except Exception:  # whatever it says about a part of a head
+            return True
+
+    def _end(self) -> None:
+        """Close the connection. An answer that is complete can still be read."""
+        self.force_close()
+        self._parser = None
+        self.abort()
+
+
+class CheckedRequest(aiohttp.ClientRequest):
+    """A request that looks at its connection at the moment it is written, which may be some turns of the loop later."""
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        if not self._body:
+            _protocol_of(conn).expect_answer()
+        return await super().send(conn)
+
+    async def write_bytes(
+        self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
+    ) -> None:
+        _protocol_of(conn).expect_answer()
+        await super().write_bytes(writer, conn, content_length)
+
+
+def _new_protocol(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return OneAnswerProtocol(loop)
+
+
+def _protocol_of(connection: Connection) -> OneAnswerProtocol:
+    protocol = connection.protocol
+    assert isinstance(protocol, OneAnswerProtocol)
+    return protocol
+
+
 class BoundedConnector(aiohttp.TCPConnector):
-    """`BoundedConnector` records which requests had to open a connection."""
+    """`BoundedConnector` records which requests had to open a connection, and lends none that has unread bytes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_new_protocol, loop=self._loop)
+
+    async def _get(self, key: ConnectionKey, traces: list[aiohttp.tracing.Trace]) -> Connection | None:
+        while (connection := await super()._get(key, traces)) is not None:
+            if _protocol_of(connection).can_serve:
+                return connection
+            connection.close()
+        return None
 
     async def _create_connection(
         self,
@@ -85,6 +198,7 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
         auto_decompress=False,
         max_line_size=MAX_NON_BODY_BYTES,
         max_field_size=MAX_NON_BODY_BYTES,  # aiohttp's 8 KiB are less than some servers' policies and cookies
+        request_class=CheckedRequest,
         response_class=RefusableResponse,
         # The gateway forwards the client's headers; aiohttp must not add its own.
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

@@ -20,6 +20,7 @@ from gateway.upstream.http1.errors import (
 from gateway.upstream.http1.headers import HeaderNames
 from gateway.upstream.http1.parser import ResponseHeadCache, ResponseParser
 from gateway.upstream.http1.response import HttpResponse
+from gateway.upstream.unread_bytes import UnreadBytes
 
 
 # One timer serves all waits of a connection.
@@ -157,6 +158,7 @@ class ClientConnection(asyncio.Protocol):
         self._owner = owner
         self._idle_s = idle_s
         self._socket: socket.socket | None = None
+        self._unread: UnreadBytes | None = None  # from `connection_made` on
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._loop, self._on_deadline)
         self._parser = ResponseParser(names, known)
@@ -193,6 +195,16 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.writelines((head, body))
         return answer
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether the connection is open, and the server has sent nothing since the last exchange.
+
+        Ask at once before `send`. A fresh connection may have bytes: they were meant for nobody else.
+        """
+        if self.transport is None or self.transport.is_closing():
+            return False
+        return not (self.exchange_count and self._unread)
 
     def wait(self, deadline: float) -> asyncio.Future[None]:
         """Return a future that is done once data or an error has arrived. A caller that stops waiting closes the
@@ -257,6 +269,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._socket = transport.get_extra_info("socket")
+        self._unread = UnreadBytes(transport)
         self._owner.add(self)
 
     def data_received(self, data: bytes) -> None:

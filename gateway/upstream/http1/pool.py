@@ -154,9 +154,9 @@ class ConnectionPool:
         """Take an idle connection out of the pool; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            transport = connection.transport
-            if transport is not None and not transport.is_closing():
+            if connection.can_serve:
                 return connection
+            connection.abort()
         return None
 
     async def acquire(self, deadline: float) -> ClientConnection:
@@ -172,8 +172,9 @@ class ConnectionPool:
             released = await self._wait_for_slot(deadline)
             if released is None:
                 break
-            if released.transport is not None and not released.transport.is_closing():
+            if released.can_serve:
                 return released
+            released.abort()
         else:
             self._opening += 1
         try:
@@ -183,6 +184,8 @@ class ConnectionPool:
             self._wake_waiters()
         if self._closed:
             connection.abort()
+        if not connection.can_serve:
+            raise ConnectFailed("the server closed the connection, or sent something, before the request")
         return connection
 
     def add(self, connection: ClientConnection) -> None:
