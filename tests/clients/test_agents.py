@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
+@asynccontextmanager
 async def serving(upstream: Upstream, tmp_path: Path, adapter: str) -> AsyncIterator[Served]:
     data = tmp_path / "data"
     data.mkdir()
@@ -105,7 +107,7 @@ async def test_a_second_session_of_claude_code_makes_no_call(
 ) -> None:
     node()
     upstream.answer = scripted
-    async for served in serving(upstream, tmp_path, adapter):
+    async with serving(upstream, tmp_path, adapter) as served:
         first = await claude(served, folder, tmp_path / "home")
         calls = len(upstream.calls)
         second = await claude(served, folder, tmp_path / "home")
@@ -181,8 +183,9 @@ def said(events: list[dict[str, Any]]) -> str:
 async def test_a_second_session_of_codex_repeats_only_what_its_tools_say(
     upstream: Upstream, tmp_path: Path, folder: Path, provider: str
 ) -> None:
+    node()
     upstream.answer = as_codex_wants
-    async for served in serving(upstream, tmp_path, "openai"):
+    async with serving(upstream, tmp_path, "openai") as served:
         first = await codex(served, folder, tmp_path / "home", provider)
         calls = len(upstream.calls)
         second = await codex(served, folder, tmp_path / "home", provider)
