@@ -96,6 +96,8 @@ class Admission(StrEnum):
     PRIVATE = "private"  # the backend said Cache-Control: private, and all clients share the entries
     VARY = "vary"  # the backend's Vary names a header that is not part of the key
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
+    EMPTY = "empty"  # it, or one of its choices, has no text and calls no tool: another try may say something
+    REFUSED = "refusal"  # the model declines, which it may not do for the next wording, or in the next version
     CUT = "cut"  # the stream ended before its end marker
     TOOLS = "tools"  # it calls a tool that the policy does not name
     FOREIGN_ID = "foreign-id"  # it calls a tool with an identifier that the request does not have

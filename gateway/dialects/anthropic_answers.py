@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_errors import error_sentence
-from gateway.dialects.conversation import split_pieces
+from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.sse import encode_event, with_event_name
@@ -253,11 +253,21 @@ def _admission(body: Mapping[str, Any]) -> Admission:
     kinds = [block["type"] for block in content]
     if body["role"] != "assistant" or not all(isinstance(kind, str) for kind in kinds):
         raise TypeError("not a message of an assistant")
-    if not content or body["stop_reason"] not in (*FINAL_STOP_REASONS, "tool_use"):
+    if body["stop_reason"] == "refusal":
+        return Admission.REFUSED
+    if body["stop_reason"] not in (*FINAL_STOP_REASONS, "tool_use"):
         return Admission.INCOMPLETE
+    if all(_is_blank(block) for block in content):
+        return Admission.EMPTY
     # Tools that the server runs, such as a web search, count too: their results age.
     used = body["stop_reason"] == "tool_use" or any(kind.endswith(("tool_use", "tool_result")) for kind in kinds)
     return Admission.TOOLS if used else Admission.STORED
+
+
+def _is_blank(block: Mapping[str, Any]) -> bool:
+    """Return whether a block is reasoning, or a text in which nobody sees anything."""
+    kind = block["type"]
+    return kind in ("thinking", "redacted_thinking") or (kind == "text" and is_blank(block.get("text")))
 
 
 def text(whole: bytes) -> str | None:

@@ -27,6 +27,15 @@ def split_pieces(text: str) -> list[str]:
     return PIECE.findall(text)
 
 
+# Characters that nobody sees and `str.strip` keeps: zero-width ones, and the byte order mark.
+_INVISIBLE = dict.fromkeys(map(ord, "\u180e\u200b\u200c\u200d\u2060\ufeff"))
+
+
+def is_blank(text: object) -> bool:
+    """Return whether a value is no text, or a text in which nobody sees anything."""
+    return not isinstance(text, str) or not text or not text.translate(_INVISIBLE).strip()
+
+
 class Conversational(ABC):
     """`Conversational` is the part of a `Dialect` for JSON events that are stored as they were sent."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.conversation import is_blank
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.kserve_message import (
     InferenceRequest,
@@ -239,7 +240,12 @@ class KServe(Unstreamed):
             return Inspection(Admission.MALFORMED, 0, 0)
         # Triton reports model errors with status 200 for streams, and for unexpected additional responses.
         failed = any(value is not None and "error" in value for value in values)
-        return Inspection(Admission.ERROR_STATUS if failed else Admission.STORED, 0, 0)
+        if failed:
+            return Inspection(Admission.ERROR_STATUS, 0, 0)
+        texts = [value.get(TEXT_OUTPUT) for value in values if value is not None and TEXT_OUTPUT in value]
+        empty = bool(texts) and all(is_blank(text) for text in texts if not isinstance(text, list))
+        empty = empty and all(is_blank(part) for text in texts if isinstance(text, list) for part in text)
+        return Inspection(Admission.EMPTY if empty else Admission.STORED, 0, 0)
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         """Join the pieces of a text model. Other models get the form of request that the client sent."""

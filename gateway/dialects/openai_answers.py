@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from gateway.dialects.chat_deltas import REPLACED_FIELDS, ChatMessage
-from gateway.dialects.conversation import split_pieces
+from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, escape_line_ends, json_writer, load_json
 from gateway.dialects.vector_format import encode_vector, has_vectors
 from gateway.errors import MalformedResponse
@@ -233,10 +233,10 @@ def is_over(last: Sequence[bytes]) -> bool:
 
 
 def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:
-    """Return the admission. Raise `TypeError` for a choice without content, of which a stream would show nothing."""
+    """Return the admission. Raise `TypeError` for a choice without a message, of which a stream would show nothing."""
     if not choices:
         return Admission.INCOMPLETE
-    tools = False
+    tools, found = False, Admission.STORED
     for choice in choices:
         message = {} if operation == "completions" else choice["message"]
         if not isinstance(message, dict) or (operation == "completions" and not isinstance(choice["text"], str)):
@@ -245,7 +245,34 @@ def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admissio
         if choice.get("finish_reason") not in (TOOL_CALL_FINISHES if called else ("stop",)):
             return Admission.INCOMPLETE
         tools = tools or called or _has_web_search(message)
-    return Admission.TOOLS if tools else Admission.STORED
+        if _is_refusal(message):
+            found = Admission.REFUSED
+        elif found is Admission.STORED and not called:
+            blank = is_blank(choice["text"]) if operation == "completions" else not _says_something(message)
+            found = Admission.EMPTY if blank else found
+    return Admission.TOOLS if tools and found is Admission.STORED else found
+
+
+REASONING = frozenset({"thinking", "reasoning"})  # parts of a content in which a model thinks
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has more than reasoning: a text that one sees, speech, or a picture."""
+    content = message.get("content")
+    if isinstance(content, list):  # Mistral's parts, and those of servers that make pictures
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") not in REASONING]
+        texts = [part.get("text") for part in parts if part.get("type") in ("text", "output_text")]
+        if len(texts) < len(parts) or not all(map(is_blank, texts)):
+            return True
+    elif not is_blank(content):
+        return True
+    return bool(message.get("audio") or message.get("images"))
+
+
+def _is_refusal(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return bool(message.get("refusal")) or any(isinstance(p, dict) and p.get("type") == "refusal" for p in parts)
 
 
 def _has_web_search(message: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.conversation import split_pieces
+from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai_answers import DONE, cached_tokens, reading
 from gateway.dialects.sse import encode_event
@@ -271,8 +271,11 @@ def _admission(body: Mapping[str, Any]) -> Admission:
             return Admission.INCOMPLETE
         if kind == "message":
             _check_message(item)
-    if all(kind == "reasoning" for kind in kinds):
-        return Admission.INCOMPLETE  # there is no output
+    parts = [part for item, kind in zip(items, kinds, strict=True) if kind == "message" for part in item["content"]]
+    if any(part["type"] == "refusal" for part in parts):
+        return Admission.REFUSED
+    if TEXT_ITEMS.issuperset(kinds) and all(part["type"] == "output_text" and is_blank(part["text"]) for part in parts):
+        return Admission.EMPTY
     return Admission.STORED if TEXT_ITEMS.issuperset(kinds) else Admission.TOOLS
 
 

@@ -26,7 +26,7 @@ from gateway.streams import BufferedResponse, buffer_response, close_body
 # The trial: one answer of the lightest model, read to its end and checked.
 
 # Admissions that a client can use if no better model answers.
-USABLE = frozenset({Admission.STORED, Admission.TOOLS, Admission.INCOMPLETE})
+USABLE = frozenset({Admission.STORED, Admission.TOOLS, Admission.INCOMPLETE, Admission.EMPTY, Admission.REFUSED})
 
 UNCHECKED = CheckedAnswer(None)
 

@@ -20,7 +20,7 @@ TEXTS = frozenset({"chat.completions", "completions", "messages", "responses"}) 
 _DOUBTFUL = re.compile(
     rb'"(?:content|text|output_text|choices|output)"\s*:\s*(?:""|null|\[\s*\])|"error"\s*:\s*[{"]|"type"\s*:\s*"error"'
 )
-_UNUSABLE = frozenset({Admission.MALFORMED, Admission.ERROR_STATUS})
+_UNUSABLE = frozenset({Admission.MALFORMED, Admission.ERROR_STATUS, Admission.EMPTY})
 
 
 def is_success(status: int) -> bool:
