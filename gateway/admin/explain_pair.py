@@ -103,9 +103,9 @@ async def explain_pair(
 ) -> ExplainedPair:
     """Judge the pair as the semantic lookup would if `pair.stored` were the only stored question.
 
-    The threshold is that of a cache of the usual size, as operators ask about caches that are full.
-    `knowledge` has the links and decoys of the gateway, in any scope. A short template is not recognised, because that
-    needs other stored questions. Raise `EmbedderUnavailable`.
+    The threshold is that of the scope that has this question, for the client that got its answer last. If no scope has
+    it, it is that of a cache of the usual size. `knowledge` has the scopes, links and decoys of the gateway. A short
+    template is not recognised, because that needs other stored questions. Raise `EmbedderUnavailable`.
     """
     pair, refusal, is_part = _focus_of(pair, privacy)
     # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
@@ -120,19 +120,24 @@ async def explain_pair(
         labels=control.labels,
         partial=refusal or asked.partial_reason or stored.partial_reason,
     )
-    scorer = CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
+    scorer, entries, client = CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples()), 0, ""
     if knowledge is not None:
         scorer = CandidateScorer(verifier, embedder, rule.acceptance, knowledge.counterexamples, knowledge.decoys)
-        entry = await knowledge.repelling_entry(asked.vector, pair.stored) or entry
+        scope = await knowledge.asked_scope(pair.asked, asked.vector, pair.stored, stored.vector, route)
+        if scope is not None:
+            entry, entries, client = scope.entry, scope.entries, scope.client
+            look = replace(look, scope=entry.scope, entries=entries, other_scopes=scope.others)
+        else:
+            entry = await knowledge.repelling_entry(asked.vector, pair.stored) or entry
     near = [(entry, similarity)]
     if look.partial is not None:  # bounds the text that the verifier reads, too
-        first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
+        first = scorer.of(pair.asked, "", asked, near, control, entries, [Opinion(similarity, 0.0)], client).chosen
         return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
-    scores = scorer.of(pair.asked, "", asked, near, control, 0, is_part=is_part)
+    scores = scorer.of(pair.asked, "", asked, near, control, entries, client=client, is_part=is_part)
     first = scores.chosen
     if knowledge is not None and rule.acceptance.min_similarity is None and not first.verbatim:
-        linked = await knowledge.linked_entry(pair.asked, pair.stored)
+        linked = await knowledge.linked_entry(pair.asked, pair.stored, look.scope)
         if linked is not None:
             return build_explanation(first, _as_linked(first), look)
     if similarity >= look.floor and scorer.needs_second_opinion(scores):
@@ -208,8 +213,9 @@ class ExplainHandler:
             space = self._spaces.serving
             control = space.controls.of(route.name)
             memory = self._memory
-            links, counterexamples = memory.links, memory.counterexamples
-            knowledge = PairKnowledge(links, counterexamples, space.decoys, space.store, space.index)
+            knowledge = PairKnowledge(
+                memory.links, memory.counterexamples, space.decoys, memory.served, space.store, space.index
+            )
             found = await explain_pair(
                 pair, route.name, rule, control, space.embedder, space.verifier, knowledge, route.privacy
             )

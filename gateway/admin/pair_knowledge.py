@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gateway.cache.decoys import Decoys
-from gateway.cache.feedback import Counterexamples
+from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.cache.judgement import is_verbatim
 from gateway.cache.links import Links
 from gateway.errors import StoreUnavailable
@@ -20,12 +20,27 @@ MAX_READ = 50  # entries read from the store for one explanation
 
 
 @dataclass(frozen=True, slots=True)
+class AskedScope:
+    """A scope in which the new question has an answer to be compared with.
+
+    `entry`: the one that answers the stored question. `entries`: how many the scope has. `client`: the one that got the
+    answer, as `Judgement.client`; empty: nobody did lately. `others`: further scopes that have the stored question.
+    """
+
+    entry: Entry
+    entries: int
+    client: str = ""
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PairKnowledge:
-    """The links, counterexamples and decoys in force, the store with their entries, and the index."""
+    """The links, counterexamples and decoys in force, the last hits, the store with their entries, and the index."""
 
     links: Links
     counterexamples: Counterexamples
     decoys: Decoys
+    served: ServedHits
     store: NearbyStore
     index: VectorIndex
 
@@ -38,9 +53,39 @@ class PairKnowledge:
             lambda entry: entry.route == route and client.may_have(entry),
         )
 
-    async def linked_entry(self, asked: str, stored: str) -> Entry | None:
-        """Return the entry with the question `stored` that a link names for `asked`, in any scope."""
-        entry = await self._entry(self.links.entries_of(asked), stored)
+    async def asked_scope(
+        self, asked: str, asked_vector: Vector, stored: str, stored_vector: Vector, route: str
+    ) -> AskedScope | None:
+        """Return the scope of the route to explain; None: no scope of the route has the stored question.
+
+        It is the one in which this answer was served last for this question. Else it is one with a link or a decoy for
+        the question, and else the one with the newest entry.
+        """
+        near = await self.index.near(stored_vector, SAME_QUESTION)
+        found = await self._entries(near, stored, lambda entry: entry.route == route)
+        if not found:
+            return None
+        names = {entry.fingerprint for entry in found}
+        hit = self.served.latest(
+            lambda hit: hit.judged.entry.fingerprint in names and is_verbatim(hit.judged.question, asked)
+        )
+        served = set[str]() if hit is None else {hit.judged.entry.fingerprint}
+        linked, repelling = set(self.links.entries_of(asked)), set(self.decoys.entries_near(asked_vector))
+
+        def worth(entry: Entry) -> tuple[bool, bool, bool, float]:
+            name = entry.fingerprint
+            return name in served, name in linked, name in repelling, entry.created
+
+        entry = max(found, key=worth)
+        client = hit.judged.client if hit is not None and entry.fingerprint in served else ""
+        others = len({each.scope for each in found} - {entry.scope})
+        return AskedScope(entry, self.index.count(entry.scope), client, others)
+
+    async def linked_entry(self, asked: str, stored: str, scope: str | None) -> Entry | None:
+        """Return the entry with the question `stored` that a link names for `asked`. `scope`: its own; None: any."""
+        entry = await self._entry(
+            self.links.entries_of(asked), stored, lambda entry: scope is None or entry.scope == scope
+        )
         if entry is None or self.counterexamples.is_refuted(entry.scope, asked, entry.fingerprint):
             return None
         return entry
@@ -52,11 +97,20 @@ class PairKnowledge:
     async def _entry(
         self, fingerprints: Iterable[str], stored: str, accepts: Callable[[Entry], bool] = lambda _: True
     ) -> Entry | None:
+        return next(iter(await self._entries(fingerprints, stored, accepts, most=1)), None)
+
+    async def _entries(
+        self, fingerprints: Iterable[str], stored: str, accepts: Callable[[Entry], bool], most: int = MAX_READ
+    ) -> list[Entry]:
+        """Return at most `most` entries with the question `stored`, of the first `MAX_READ` fingerprints."""
+        found = list[Entry]()
         try:
             for fingerprint in list(fingerprints)[:MAX_READ]:
                 entry = await self.store.get(fingerprint)
                 if entry is not None and is_verbatim(entry.question or "", stored) and accepts(entry):
-                    return entry
+                    found.append(entry)
+                    if len(found) == most:
+                        break
         except StoreUnavailable:  # the explanation then lacks this, as a lookup would
-            return None
-        return None
+            return found
+        return found

@@ -9,6 +9,8 @@ from typing import Any
 from gateway.messages import Bypass, Refusal
 from gateway.ports import Acceptance, Judgement, Opinion
 
+SCOPE_DIGITS = 12  # of a scope's name that texts show
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPair:
@@ -33,6 +35,9 @@ class ExplainedPair:
     labels: int  # labelled lookups that the route has learned from
     score: float
     threshold: float
+    scope: str | None  # hex, the scope whose threshold it is; None: that of a cache of the usual size
+    entries: int  # stored answers in that scope; 0: not known
+    other_scopes: int  # further scopes that have the stored question
     probability: float | None  # that the stored answer is right, by the route's own labels
     veto: str | None
     doubt: str | None
@@ -72,7 +77,7 @@ class ExplainedPair:
             "link": "the answers of the two were equal" if self.linked else "none",
             "evidence": f"{self.evidence_shift:+.4f}",
             "score": f"{self.score:.4f}",
-            "threshold": f"{self.threshold:.4f}",
+            "threshold": f"{self.threshold:.4f}, {self._scope_text()}",
             "probability": "not known" if self.probability is None else f"{self.probability:.3f}",
             "veto": self.veto or "none",
             "doubt": self.doubt or "none",
@@ -80,6 +85,15 @@ class ExplainedPair:
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+    def _scope_text(self) -> str:
+        if self.promise.startswith("min_similarity"):
+            return "of every scope of the route"
+        if self.scope is None:
+            return "of a cache of the usual size, as no scope that is known has the stored question"
+        answers = "1 stored answer" if self.entries == 1 else f"{self.entries} stored answers"
+        others = f", the latest of {self.other_scopes + 1} with this question" if self.other_scopes else ""
+        return f"of scope {self.scope[:SCOPE_DIGITS]} with {answers}{others}"
 
     def _learning_text(self) -> str:
         return "nothing learnt yet" if self.labels == 0 else f"learnt from {self.labels} labelled lookups"
@@ -108,6 +122,9 @@ class LookupDetails:
     read_closely: bool = False
     second: Opinion | None = None
     framed: bool = False
+    scope: str | None = None
+    entries: int = 0
+    other_scopes: int = 0
     partial: Bypass | None = None  # why the two are not compared
 
 
@@ -132,6 +149,9 @@ def build_explanation(first: Judgement, last: Judgement, details: LookupDetails)
         labels=details.labels,
         score=last.score,
         threshold=last.threshold,
+        scope=details.scope,
+        entries=details.entries,
+        other_scopes=details.other_scopes,
         probability=None if plain else last.probability,
         veto=last.opinion.veto,
         doubt=last.opinion.doubt,

@@ -100,6 +100,11 @@ class ServedHits:
     def get(self, tenant: str, request_id: str) -> ServedHit | None:
         return self._hits.peek((tenant, request_id))
 
+    def latest(self, is_of: Callable[[ServedHit], bool]) -> ServedHit | None:
+        """Return the latest hit for which `is_of` is true. It scans all hits, so it is for explanations and not for
+        requests."""
+        return next(filter(is_of, reversed(list(self._hits.values()))), None)
+
     def forget(self, is_erased: Callable[[Judgement], bool]) -> None:
         """Drop the hits for which `is_erased` is true."""
         for key in list(self._hits):

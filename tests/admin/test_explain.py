@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, default_model_dir
 from gateway.cache.links import link_of
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
@@ -162,3 +163,52 @@ async def test_it_knows_links_and_decoys_of_the_gateway(upstream: Upstream, tmp_
         repelled = (await explain(served, SAME)).json
         assert (repelled["served"], repelled["reason"], repelled["linked"]) == (False, "decoy", False)
         assert (await explain(served, OTHER)).json["reason"] == "antonym", "of another entry"
+
+
+async def test_it_judges_by_the_threshold_of_the_scope_that_was_asked(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_for(upstream, tmp_path), TWO_ROUTES) as served:
+        pair = {**SAME, "route": "support"}
+        unknown = (await explain(served, pair)).json
+        assert (unknown["scope"], unknown["entries"], unknown["other_scopes"]) == (None, 0, 0)
+        for number in range(12):  # a larger scope of the same route, with the same question
+            question = SAME["stored"] if number == 0 else f"Where is office {number} of company {number * 7}?"
+            await served.chat(question, model="support", temperature=0.5)
+        await served.chat(SAME["stored"], model="support")
+        small = (await explain(served, pair)).json
+        assert (small["entries"], small["other_scopes"]) == (1, 1), "the newest"
+        hit = await served.chat(SAME["asked"], model="support", temperature=0.5)
+        large = (await explain(served, pair)).json
+        assert (large["entries"], large["other_scopes"]) == (12, 1), "the one that was asked"
+        assert large["scope"] != small["scope"]
+        assert small["threshold"] <= large["threshold"] < unknown["threshold"], "a small scope needs less"
+        assert large["served"] is (hit.cache_status == "nearhit; hit; detail=semantic")
+
+
+@pytest.mark.parametrize("entries", [1, 30])
+async def test_a_pair_that_was_just_served_is_explained_as_served(
+    upstream: Upstream, tmp_path: Path, entries: int
+) -> None:
+    """The scores of the pairs lie around the thresholds of small and of usual caches."""
+    if not (default_model_dir() / MODEL / MODEL_FILE).exists():
+        pytest.skip("the embedding model is not built: run `make setup`")
+    main = {"main": {"adapter": "openai", "url": upstream.url}}
+    config = config_of(tmp_path, main, embedder={"adapter": "onnx"})
+    pairs = [
+        ("How do I reset my password?", "I forgot my password, how can I reset it?"),
+        ("Why do cats purr?", "What makes cats purr?"),
+        ("What is machine learning?", "Could you explain what machine learning is?"),
+        ("Do you ship to Canada?", "Can I get an order delivered to Canada?"),
+        ("How long does shipping take?", "How many days until my order arrives?"),
+    ]
+    decisions = dict[str, bool]()
+    async with gateway_of(config) as served:
+        for stored, asked in pairs:
+            for number in range(entries - 1):
+                await served.chat(f"Where is office {number} of company {number * 7}?", seed=len(decisions))
+            await served.chat(stored, seed=len(decisions))
+            hit = await served.chat(asked, seed=len(decisions))
+            found = (await explain(served, {"stored": stored, "asked": asked})).json
+            decisions[asked] = hit.cache_status == "nearhit; hit; detail=semantic"
+            if decisions[asked]:
+                assert (found["served"], found["entries"]) == (True, entries), asked
+    assert any(decisions.values())
