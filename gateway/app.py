@@ -24,6 +24,7 @@ from gateway.admin.policy_sync import sync_policy
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
 from gateway.bootstrap import Access, Dashboard, Observed, build_jobs, observer_of
+from gateway.cache.embedding_migration import retry_until_available
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
 from gateway.circuit_breaker import BreakerState
@@ -199,6 +200,7 @@ class Gateway:
 
     async def recover(self) -> None:
         """Load the entries of the current embedding model from the store, then migrate those of another model."""
+        await retry_until_available(self.stores.adopt_former)
         await self.recovery.run()
         await self.cutover.run()
 

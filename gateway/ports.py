@@ -7,7 +7,7 @@ fake.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -315,11 +315,18 @@ class RemovalStore(Protocol):
     async def latest_expiry(self) -> float:
         """Return the latest expiry of all entries; wall clock, seconds. 0 if there is none."""
 
-    def records(self, embedder: str) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
+    def records(
+        self, embedder: str, *, unreadable: Callable[[str], None] | None = None
+    ) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
         """Yield all entries in pages of bounded size, in no order. Each comes with its vector, if it has one of that
-        embedder."""
+        embedder.
 
-    async def delete(self, fingerprints: Sequence[str]) -> int: ...
+        `unreadable`: yield also the entries of former versions, which no request is served. It is called with the
+        fingerprint of each entry that cannot be read.
+        """
+
+    async def delete(self, fingerprints: Sequence[str]) -> int:
+        """Delete entries, also those of former versions. Return how many existed."""
 
     async def add_audit(self, line: bytes) -> None: ...
 

@@ -198,6 +198,7 @@ class Eraser:
         outcome = await self._removal.purge(request, dry_run=dry_run, on_match=traces.add_entry)
         erased.counts["entries"] = outcome.matched if dry_run else outcome.removed
         erased.durable = outcome.durable
+        erased.notes += outcome.notes
         target = ErasureTarget(frozenset(subjects), request.tenant, self._clock.wall())
         stores = {**self._own, **self._shared, "relations": self._relations, "learned": self._learned}
         if not dry_run:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cache.bans import (
+    EVERYTHING,
     MAX_NEAR,
     SHOWN_DIGITS,
     Ban,
@@ -91,6 +92,13 @@ class PurgeResult:
                 self.on_match(entry, own_vector)
             if len(self.samples) < SAMPLES:
                 self.samples.append(sample_of(entry, now))
+
+    def note_unreadable(self, count: int) -> None:
+        if count:
+            self.notes.append(
+                f"not reached: {count} stored records that cannot be read (damaged, of another version, or of a key "
+                "that is not configured); this gateway serves none of them"
+            )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -241,13 +249,18 @@ class Purge:
 
     async def _count(self, conditions: BanConditions, outcome: PurgeResult) -> None:
         now = self._clock.wall()
-        async for page in self._records(conditions):
+        unreadable, count = list[str](), 0
+        async for page in self._records(conditions, unreadable.append):
+            count += len(unreadable)
+            unreadable.clear()
             matched = [
                 (entry, own_vector)
                 for entry, own_vector in page
                 if conditions.matches(entry, own_vector) and not self._bans.covers(entry, own_vector)
             ]
             outcome.match(matched, now)
+        if conditions != EVERYTHING:
+            outcome.note_unreadable(count)
 
     async def _remove(self, conditions: BanConditions, outcome: PurgeResult, *, erasure: bool) -> None:
         ban = await self._ban(conditions, erasure=erasure)
@@ -308,8 +321,14 @@ class Purge:
 
     async def _sweep(self, ban: Ban, outcome: PurgeResult) -> None:
         routes: dict[str, str] = {}  # fingerprint -> route, of the entries to delete
-        async for page in self._records(ban.conditions):
+        unreadable, count = list[str](), 0
+        async for page in self._records(ban.conditions, unreadable.append):
             now = self._clock.wall()
+            if ban.conditions != EVERYTHING:
+                count += len(unreadable)
+            elif unreadable:
+                await self._store.delete(unreadable)
+            unreadable.clear()
             matched = [
                 (entry, own_vector)
                 for entry, own_vector in page
@@ -322,6 +341,7 @@ class Purge:
                 routes = {}
         if routes:
             await self._delete(ban, routes, outcome)
+        outcome.note_unreadable(count)
 
     async def _delete(self, ban: Ban, routes: Mapping[str, str], outcome: PurgeResult) -> None:
         names = list(routes)
@@ -437,10 +457,12 @@ class Purge:
                 if conditions.matches(entry, own_vector) and not self._bans.covers(entry, own_vector):
                     yield entry, own_vector
 
-    def _records(self, conditions: BanConditions) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
-        """Yield pages of entries with the vectors that the conditions compare."""
-        near = conditions.near
-        return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
+    def _records(
+        self, conditions: BanConditions, unreadable: Callable[[str], None] | None = None
+    ) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
+        """Yield pages of entries with the vectors that the conditions compare. `unreadable`: see `RemovalStore`."""
+        embedder = self._spaces.serving.embedder.fingerprint if conditions.near is None else conditions.near.embedder
+        return self._store.records(embedder, unreadable=unreadable)
 
 
 def _ignore(_: object) -> None:

@@ -16,6 +16,7 @@ from gateway.adapters.redis.client import CONNECT_S, StoreAccess, connect
 from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.redis.entry_sizes import RedisEntrySizes
+from gateway.adapters.redis.former_entries import adopt_former
 from gateway.adapters.redis.gossip_stream import GossipStream, ReplyQueue
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.leases import RedisLeases
@@ -62,6 +63,12 @@ class Stores:
     policies: RedisPolicies | None
     figures: MetricsSnapshots | None
     replies: ReplyQueue
+
+    async def adopt_former(self) -> None:
+        """Give the entries of former versions their present names, if no gateway of such a version can be on the store.
+        Raise `StoreUnavailable`."""
+        if self.file.owned:
+            await adopt_former(self.redis)
 
     async def close(self) -> None:
         await self.redis.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from gateway.adapters.redis.keyspace import BUCKETS, CLUSTERED, ONE_SERVER, WIDTH
+from gateway.adapters.redis.records import VERSION
 from gateway.cli.doctor.store import store as look_at
 from tests.admin.test_purge import purged
 from tests.fixtures.entries import hexed
@@ -40,9 +41,13 @@ def test_entries_spread_evenly_over_the_slots() -> None:
     assert buckets == dict.fromkeys(range(BUCKETS), 1)
 
 
-def test_names_on_one_server_are_as_they_were() -> None:
-    assert ONE_SERVER.entry("f") == "nearhit:1:entry:f"
-    assert ONE_SERVER.list_keys == ["nearhit:1:entries"]
+def test_the_names_of_entries_have_the_version_of_the_record() -> None:
+    assert ONE_SERVER.entry("f") == f"nearhit:1:entry:{VERSION}:f"
+    assert ONE_SERVER.list_keys == [f"nearhit:1:entries:{VERSION}"]
+    assert [names.entry("f") for names in ONE_SERVER.former] == ["nearhit:1:entry:f"]
+    assert [names.list_keys for names in ONE_SERVER.former] == [["nearhit:1:entries"]]
+    names = {part("f") for part in (ONE_SERVER.lease, ONE_SERVER.counter)}
+    assert names == {f"nearhit:1:lease:{VERSION}:f", f"nearhit:1:leases:{VERSION}"}
     assert ONE_SERVER.key("bans:version") == "nearhit:1:bans:version"
 
 

@@ -21,6 +21,7 @@ from aiohttp import web
 from bench.process import children
 from gateway.adapters.redis import durability
 from gateway.adapters.redis import purge as purge_store
+from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.cache import purge as purges
 from gateway.cache.purge import POLL_S
 from gateway.errors import StoreUnavailable
@@ -391,10 +392,10 @@ async def test_a_ban_outlives_a_crash_in_the_middle_of_the_removal(
         await served.chat("one", headers={"Cache-Tag": "a"})
         await until(lambda: outside_store.client.keys("nearhit:1:entry:*"))  # the client does not wait for the store
         (key,) = outside_store.client.keys("nearhit:1:entry:*")
-        kept, listed = outside_store.client.dump(key), outside_store.client.zrange("nearhit:1:entries", 0, -1)
+        kept, listed = outside_store.client.dump(key), outside_store.client.zrange(ONE_SERVER.list_keys[0], 0, -1)
         await purged(served, tags=["a"])
         outside_store.client.restore(key, 3_600_000, kept)
-        outside_store.client.zadd("nearhit:1:entries", {listed[0]: time.time() + 3600})
+        outside_store.client.zadd(ONE_SERVER.list_keys[0], {listed[0]: time.time() + 3600})
     async with gateway_of(config, PLAIN) as served:
         await until(lambda: served.gateway.recovery.ready)
         assert outside_store.client.exists(key)

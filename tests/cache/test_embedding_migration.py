@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache import model_factory
 from gateway.config import Config
@@ -25,7 +26,7 @@ from tests.fixtures.waiting import until
 # What a verifier accepts is no matter here: alike is enough.
 gateway_of = partial(gateway_with, policy=BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.8"))
 STORED = tuple(f"which trains go to {city} tomorrow morning" for city in ("Vienna", "Graz", "Linz", "Wels", "Steyr"))
-ENTRY = "nearhit:1:entry:"
+ENTRY = ONE_SERVER.entry("")
 Replace = Callable[[RedisMigration, str, str, Vector, str], Awaitable[bool]]
 
 

@@ -273,6 +273,12 @@ async def test_all_that_a_user_caused_is_gone_and_nothing_else(
     assert parts.space.index.size == 0
 
 
+async def purge(served: Served, **conditions: Any) -> dict[str, Any]:
+    async with served.session.post(served.admin_url + "/admin/cache/purge", json=conditions) as response:
+        outcome: dict[str, Any] = await response.json()
+    return outcome
+
+
 async def exported(served: Served) -> bytes:
     async with served.session.get(served.admin_url + "/admin/cache/export") as response:
         return await response.read()
@@ -288,8 +294,7 @@ async def test_an_erasure_finds_what_came_from_an_export(served: Served, upstrea
     for user in ("alice", "bob"):
         await served.chat(f"the plan of {user}", user=user)
     lines = await exported(served)
-    async with served.session.post(served.admin_url + "/admin/cache/purge", json={"all": True}) as response:
-        assert (await response.json())["removed"] == 2
+    assert (await purge(served, all=True))["removed"] == 2
     assert (await imported(served, lines))["imported"] == 2
     assert "hit" in (await served.chat("the plan of alice", user="alice")).cache_status
     assert (await erase(served, "user:alice"))["report"]["counts"]["entries"] == 1

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.change_log import CHANGES_KEY
+from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import model_factory, recovery
 from gateway.cache.eviction import Evictor
@@ -122,8 +123,8 @@ async def test_what_was_deleted_while_the_gateway_was_down_is_not_served(
     async with gateway_of(config) as served:
         await asked(served, ASKED, OTHER)
         gone, _ = await served.gateway.parts.space.index.fingerprints()
-    outside_store.client.unlink(f"nearhit:1:entry:{gone}")
-    outside_store.client.zrem("nearhit:1:entries", gone)
+    outside_store.client.unlink(ONE_SERVER.entry(gone))
+    outside_store.client.zrem(ONE_SERVER.list_key(gone), gone)
     async with gateway_of(config) as served:
         await recovered(served)
         assert is_miss(await served.chat(SAME))

@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.redis.entry_sizes import RedisEntrySizes
+from gateway.adapters.redis.keyspace import ONE_SERVER
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import outside_server
@@ -25,7 +26,7 @@ routes:
     route: {backend: main}
     limits: [{per: tenant, requests: 10000/s}]
 """
-ENTRY = b"nearhit:1:entry:"
+ENTRY = ONE_SERVER.entry("").encode()
 QUESTIONS = [f"what is the capital of country {number}" for number in range(8)]
 
 
@@ -155,7 +156,7 @@ async def test_garbage_in_each_field_of_an_entry_disturbs_no_start(
         for field in store.hkeys(key):
             kinds = [b"", b"\xff\xff", b"nan", store.hget(key, field)[:-3], b"\x00" * 7, b"\xff" * 384 * 4]
             store.hset(key, field, kinds[number % len(kinds)])
-    store.zadd("nearhit:1:entries", {b"\xff\xfe": 4e9, "x" * 300: 4e9})
+    store.zadd(ONE_SERVER.list_keys[0], {b"\xff\xfe": 4e9, "x" * 300: 4e9})
     async with gateway_of(config_for("another"), POLICY, clock=FakeClock()) as again:
         await recovered(again)
         assert [page async for page in RedisEntrySizes(again.gateway.stores.redis, FakeClock()).weights()]

@@ -64,7 +64,7 @@ def written(path: Path) -> Path:
 
 def entries_written(path: Path) -> int:
     """The number of entries in that file. Valkey puts a write off while the disk is busy with an fsync."""
-    return len(set(re.findall(rb"nearhit:1:entry:\w+", written(path).read_bytes())))
+    return len(set(re.findall(rb"nearhit:1:entry:[\w:]+", written(path).read_bytes())))
 
 
 def gone(pid: int) -> bool:

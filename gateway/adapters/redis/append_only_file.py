@@ -35,12 +35,12 @@ class AppendOnlyFile:
 
     def __init__(self, store: RedisStore, *, owned: bool) -> None:
         self._store = store
-        self._owned = owned
+        self.owned = owned
 
     async def drop_deleted(self) -> list[str]:
         """Rewrite the file, and wait until it holds nothing that was deleted before. Return a sentence for each thing
         that was not reached."""
-        if not self._owned:
+        if not self.owned:
             return [OUTSIDE]
         try:
             async with asyncio.timeout(REWRITE_S):

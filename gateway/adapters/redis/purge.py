@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.adapters.redis.cluster import client_for_key
@@ -75,21 +75,33 @@ class RedisPurges:
     async def latest_expiry(self) -> float:
         async def read(client: Any) -> list[list[tuple[bytes, float]]]:
             async with client.pipeline(transaction=False) as pipe:
-                for key in self._store.names.list_keys:
-                    pipe.zrange(key, -1, -1, withscores=True)
+                for names in (self._store.names, *self._store.names.former):
+                    for key in names.list_keys:
+                        pipe.zrange(key, -1, -1, withscores=True)
                 return list(await pipe.execute())
 
         return max((float(last[0][1]) for last in await self._store.execute(read, TIMEOUT_S) if last), default=0.0)
 
-    async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
-        async for rows in read_entries(self._store, ("record", *VECTOR_FIELDS), TIMEOUT_S):
-            for at in range(0, len(rows), STEP):
-                decoded = (self._record(name, row, embedder) for name, row in rows[at : at + STEP])
-                yield [record for record in decoded if record is not None]
-                await asyncio.sleep(0)
+    async def records(
+        self, embedder: str, *, unreadable: Callable[[str], None] | None = None
+    ) -> AsyncIterator[list[Record]]:
+        # the former ones first: a start may move them to the others meanwhile (`former_entries`)
+        for store in (*(self._store.former() if unreadable is not None else ()), self._store):
+            async for rows in read_entries(store, ("record", *VECTOR_FIELDS), TIMEOUT_S):
+                for at in range(0, len(rows), STEP):
+                    found = []
+                    for name, row in rows[at : at + STEP]:
+                        record = self._record(name, row, embedder)
+                        if record is not None:
+                            found.append(record)
+                        elif unreadable is not None:
+                            unreadable(name)
+                    yield found
+                    await asyncio.sleep(0)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
-        return await self._store.delete(fingerprints)
+        former = [await store.delete(fingerprints) for store in self._store.former()]
+        return await self._store.delete(fingerprints) + sum(former)
 
     async def add_audit(self, line: bytes) -> None:
         async def write(client: Any) -> None:

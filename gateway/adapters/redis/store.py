@@ -1,7 +1,7 @@
 """The response store on Redis or Valkey: one code path for the embedded server and any other.
 
-Each entry is one hash, `nearhit:1:entry:FINGERPRINT`, so that an answer, its vector and their expiry stay together. A
-sorted set by expiry lists the entries, so that no command ever scans keys of other programs.
+Each entry is one hash, `nearhit:1:entry:VERSION:FINGERPRINT`, so that an answer, its vector and their expiry stay
+together. A sorted set by expiry lists the entries, so that no command ever scans keys of other programs.
 """
 
 from __future__ import annotations
@@ -194,6 +194,15 @@ class RedisStore:
         view = copy.copy(self)
         view._embedder, view._on_put = embedder.encode(), on_put
         return view
+
+    def former(self) -> list[RedisStore]:
+        """Return the same store with the names of each former version. They report no changes."""
+        views = []
+        for names in self.names.former:
+            view = copy.copy(self)
+            view.names, view.journal = names, None
+            views.append(view)
+        return views
 
     @property
     def breaker(self) -> BreakerState:
@@ -402,8 +411,12 @@ class RedisStore:
                 for key in self.names.list_keys:
                     pipe.zremrangebyscore(key, "-inf", self._clock.wall())
                     pipe.zcard(key)
+                for names in self.names.former:  # their entries expire, and nobody else may be left to trim the lists
+                    for key in names.list_keys:
+                        pipe.zremrangebyscore(key, "-inf", self._clock.wall())
                 counts = await pipe.execute()
-            return StoreStats(sum(counts[1::2]), await used_memory(client))
+            lists = len(self.names.list_keys)
+            return StoreStats(sum(counts[1 : 2 * lists : 2]), await used_memory(client))
 
         return await self.execute(read)
 
