@@ -123,7 +123,9 @@ class Gateway:
                 *self.access.admin,
                 *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces, parts.memory).routes(),
-                *ExplainRequests(lambda: self.policy, lambda: self.parts, self._deployment).routes(),
+                *ExplainRequests(
+                    lambda: self.policy, lambda: self.parts, self._deployment, self.config.auth.passthrough_rules
+                ).routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *bootstrap.privacy_admin_of(parts, self.stores, self.eraser).routes(),
                 *LimitsHandler(parts.quotas).routes(),
@@ -230,6 +232,7 @@ class Gateway:
             "embedder_to_come": None
             if (upcoming := self.parts.spaces.upcoming) is None
             else upcoming.embedder.fingerprint,
+            "tenants_of_a_key": self.access.tenants_of_keys.report(),
             "cache": set_size_gauges(self.parts.telemetry),
         }
 

@@ -78,6 +78,7 @@ from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrot
 from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
+from gateway.steps.shared_tenants import TenantsOfKeys
 from gateway.subjects import SubjectsOf
 from gateway.tasks import run_in
 
@@ -106,18 +107,20 @@ class Access:
         keys = KeysHandler(self.key_admin, clock, keys_required=keys_required)
         self.admin = [*audit_trail.routes(), *keys.routes()]
         self._asked_for = keys_required
+        self._rules = auth.credential_rules
+        self.tenants_of_keys = TenantsOfKeys()
         self._failures = AuthThrottle(clock.monotonic)
         self._telemetry = telemetry
 
     def authenticate(self, inner: Handler) -> Handler:
         """Return the authentication step for client requests."""
         if not self._asked_for:
-            return PassthroughAuth(inner).__call__
-        return ApiKeyAuth(inner, self.key_cache, self._failures, self._telemetry).__call__
+            return PassthroughAuth(inner, self._rules, self.tenants_of_keys).__call__
+        return ApiKeyAuth(inner, self._rules, self.key_cache, self._failures, self._telemetry).__call__
 
     def authenticate_job(self, inner: Handler) -> Handler:
         """Return the authentication step for requests that run on behalf of clients."""
-        return JobAuth(inner, self.key_cache).__call__
+        return JobAuth(inner, self._rules, self.key_cache).__call__
 
     async def begin(self, stack: AsyncExitStack) -> None:
         """Follow the keys in the store until `stack` closes."""

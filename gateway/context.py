@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from gateway.credentials import TRACING
+from gateway.credentials import NONE_SHOWN, TRACING, Credentials
 from gateway.errors import TooManyInflight
 from gateway.job_store import Transmission
 from gateway.latency_forecast import LatencyForecast
@@ -47,10 +47,10 @@ class HeadMemo:
     result once. None: not derived yet.
     """
 
-    __slots__ = ("has_budget", "is_control_request", "tenant", "upstream")
+    __slots__ = ("credentials", "has_budget", "is_control_request", "upstream")
 
     def __init__(self) -> None:
-        self.tenant: str | None = None  # whose credentials these are, if a backend checks them
+        self.credentials: Credentials | None = None  # what it shows of its client
         self.is_control_request: bool | None = None  # whether the gateway itself answers it
         self.has_budget: bool | None = None  # whether it states a latency budget or a priority
         self.upstream: dict[Any, Any] = {}  # by backend: the form of the head there
@@ -98,8 +98,8 @@ class RequestContext:
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "tenant", "permit", "personal_data", "table", "route", "expose_headers",
-        "expose_timings", "internal", "facts", "subjects",
+        "dialect", "call", "model", "credentials", "tenant", "permit", "personal_data", "table", "route",
+        "expose_headers", "expose_timings", "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
         "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
@@ -158,6 +158,7 @@ class RequestContext:
         self.call: Call | None = None  # None: no dialect claims the path
         # What it names as its model. Empty: nothing, or no dialect claims the path and no rule needs its model.
         self.model = ""
+        self.credentials: Credentials = NONE_SHOWN  # until a step has read them from its head
         self.tenant = tenant
         self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived

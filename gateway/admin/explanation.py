@@ -16,7 +16,7 @@ from gateway.admin.responses import json_response
 from gateway.cache.screen import Screening
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
-from gateway.credentials import ANONYMOUS
+from gateway.credentials import NO_CHANGES, NONE_SHOWN, CredentialRules
 from gateway.dialects.known import find_dialect
 from gateway.dialects.paths import canonical_path
 from gateway.errors import BadRequest, EmbedderUnavailable
@@ -160,10 +160,13 @@ def _format_prediction(prediction: Mapping[str, float]) -> str:
     )
 
 
-def parse_request(value: object, clock: Clock, where: str) -> tuple[RequestContext, Call]:
+def parse_request(
+    value: object, clock: Clock, where: str, rules: CredentialRules | None = NO_CHANGES
+) -> tuple[RequestContext, Call]:
     """Parse the body of a request, or `{path, headers, body, tenant}`.
 
-    `where` is the source of the value and begins each error message. Raise `BadRequest`.
+    `where` is the source of the value and begins each error message. `rules`: what identifies a client, if backends
+    check the credentials. Raise `BadRequest`.
     """
     if not isinstance(value, dict):
         raise BadRequest(f"{where}: expected an object: a request body, or {{path, headers, body}}")
@@ -172,16 +175,20 @@ def parse_request(value: object, clock: Clock, where: str) -> tuple[RequestConte
     headers = wrapped.get("headers", {})
     if not isinstance(headers, dict):
         raise BadRequest(f"{where}: headers: expected an object of names and values")
+    path, _, query = str(wrapped.get("path", "/v1/chat/completions")).partition("?")
+    sent = CIMultiDict({str(k): str(v) for k, v in headers.items()})
+    shown = NONE_SHOWN if rules is None else rules.read(sent, query)
     request = RequestContext(
         request_id="explain",
         method="POST",
-        path=canonical_path("POST", str(wrapped.get("path", "/v1/chat/completions"))),
-        query="",
-        headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
+        path=canonical_path("POST", path),
+        query=query,
+        headers=sent,
         body_source=BufferedBody(),
         clock=clock,
-        tenant=str(wrapped.get("tenant", ANONYMOUS)),
+        tenant=str(wrapped.get("tenant", shown.tenant)),
     )
+    request.credentials = shown
     request.body = orjson.dumps(wrapped["body"])
     dialect = find_dialect(request.method, request.path)
     if dialect is None:
@@ -383,13 +390,21 @@ class WrappedRequest(TypedDict):
 class ExplainRequests:
     """`ExplainRequests` serves `POST /admin/explain`.
 
-    `policy` and `parts` return those in force. A reference to the parts would keep a former index in memory.
+    `rules`: as in `parse_request`. `policy` and `parts` return those in force. A reference to the parts would keep a
+    former index in memory.
     """
 
-    def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts], deployment: Deployment) -> None:
+    def __init__(
+        self,
+        policy: Callable[[], Policy],
+        parts: Callable[[], Parts],
+        deployment: Deployment,
+        rules: CredentialRules | None,
+    ) -> None:
         self._policy = policy
         self._parts = parts
         self._deployment = deployment
+        self._rules = rules
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post(PATH, self.explain)]
@@ -413,7 +428,7 @@ class ExplainRequests:
 
     async def _explain(self, value: object) -> Explanation:
         parts = self._parts()
-        request, call = parse_request(value, parts.clock, "the body")
+        request, call = parse_request(value, parts.clock, "the body", self._rules)
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)

@@ -176,6 +176,13 @@ class LoopReport(TypedDict):
     longest: StallReport | None
 
 
+class TenantsOfAKey(TypedDict):
+    tenants: int
+    """The tenants that the key with the most counts as, where backends check the credentials."""
+    headers: list[str]
+    """The headers beside the key that make them."""
+
+
 class StatsReport(TypedDict):
     now: float
     """Seconds since 1970."""
@@ -225,6 +232,7 @@ class StatsReport(TypedDict):
     embedder_to_come: str | None
     """The fingerprint of the model that the gateway migrates to."""
     cache: CacheSizes
+    tenants_of_a_key: TenantsOfAKey
 
 
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from gateway.cache.keys import SHARE_GLOBAL
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
-from gateway.credentials import IDENTIFYING
 from gateway.messages import Admission
 
 JSON = "application/json"
@@ -58,12 +57,13 @@ def forbidden_by(directives: ResponseDirectives, route: Route, request: RequestC
         return Admission.NO_STORE
     if directives.private and request.owner == SHARE_GLOBAL:
         return Admission.PRIVATE
-    if directives.vary and not directives.vary <= _keyed_headers(route, request):
+    if not all(_is_keyed(name, route, request) for name in directives.vary):
         return Admission.VARY
     return None
 
 
-def _keyed_headers(route: Route, request: RequestContext) -> frozenset[str]:
-    """Return the headers that an answer may vary by. Without API keys, the credentials are a part of the owner."""
-    keyed = IGNORED_IN_VARY.union(route.vary)
-    return keyed | IDENTIFYING if request.permit is None and request.owner != SHARE_GLOBAL else keyed
+def _is_keyed(name: str, route: Route, request: RequestContext) -> bool:
+    """Return whether an answer may vary by a header. Without API keys, the credentials are a part of the owner."""
+    if name in IGNORED_IN_VARY or name in route.vary:
+        return True
+    return request.permit is None and request.owner != SHARE_GLOBAL and request.credentials.cover(name)

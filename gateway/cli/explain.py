@@ -175,6 +175,7 @@ class OfflineExplainer:
     ) -> None:
         self.policy = policy
         self._deployment = Deployment.of(config)
+        self._rules = config.auth.passthrough_rules
         self._embedder = embedder
         self._complexity = build_complexity(embedder.fingerprint)
         self._pools = pools
@@ -184,12 +185,12 @@ class OfflineExplainer:
     async def explain(self, value: object, where: str) -> Explanation:
         """Explain a request, as `parse_request` reads it. `where` is its source. Raises `BadRequest`."""
         clock = SystemClock()
-        request, call = parse_request(value, clock, where)
+        request, call = parse_request(value, clock, where, self._rules)
         route = self.policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
         embeddings = await self._embed_question(request.call or call)
         # Parse again, so that the time to load the model does not count against the request's budget.
-        request, call = parse_request(value, clock, where)
+        request, call = parse_request(value, clock, where, self._rules)
         apply_route(request, call, route)
         call = apply_mcp(request, request.call or call, route, McpKnowledge(), clock.wall())
         request.embedding, request.whole = embeddings

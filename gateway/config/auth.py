@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gateway.config.credential_headers import CredentialHeaders
 from gateway.config.fields import EnvironmentName, ExactUrl, HttpUrl, KeyHash, Name, Text
 from gateway.config.units import Duration, Size
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.credentials import CredentialRules
 
 Algorithm = Annotated[
     Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"],
@@ -70,12 +72,24 @@ class AuthConfig(Section):
     checks API keys."""
     keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
     """For `keys`: each tenant with the SHA-256 of its API keys, in hex. Keys made at run time are valid as well."""
+    credential_headers: CredentialHeaders = ()
+    """Names or globs of further headers that count as keys. One that begins with `!` does not count, such as
+    `!x-rotating-token`. The last one that fits a header decides."""
     key_grace: Duration = 600.0
     """How long keys that this gateway knows stay valid while the store does not answer."""
     admin_token_env: EnvironmentName | None = None
     """The variable with the bearer token of the admin port. A browser asks for it as a password."""
     oidc: OidcConfig | None = None
     """An OpenID Connect issuer whose tokens open the admin port."""
+
+    @property
+    def credential_rules(self) -> CredentialRules:
+        return CredentialRules(self.credential_headers)
+
+    @property
+    def passthrough_rules(self) -> CredentialRules | None:
+        """The rules that make the tenant; None: the API keys have tenants."""
+        return self.credential_rules if self.mode == "passthrough" else None
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from gateway.config.backends import BackendSection, OpenAIBackendConfig
 from gateway.config.policy.parameters import untuned
 from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
+from gateway.credentials import PROTOCOLS, keys_in_protocols
 from gateway.dialects.json_body import dump_strict
 from gateway.dialects.openai_responses import RESPONSES
 from gateway.dialects.openai_responses_answers import PREFIX
@@ -362,6 +363,9 @@ def _headers_of_calls(handshake: Mapping[str, str]) -> CIMultiDict[str]:
     tokens = [token for each in betas for token in map(str.strip, each.split(",")) if not token.startswith(SOCKET_BETA)]
     if kept := ", ".join(filter(None, tokens)):
         headers[BETA] = kept
+    keys = keys_in_protocols(handshake.get(PROTOCOLS, ""))
+    if keys and "authorization" not in headers:
+        headers["Authorization"] = f"Bearer {keys[0]}"  # of a browser, which can set no header
     headers["Content-Type"] = "application/json"
     headers["Accept"] = "text/event-stream"
     return headers

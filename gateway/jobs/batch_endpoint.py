@@ -148,7 +148,9 @@ class BatchEndpoint:
         if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
             raise TooManyJobs(f"you have reached the limit of {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
         identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
-        headers, credentials = stored_headers(request.headers_with_parent(request.headers), b"", explicit=True)
+        headers, credentials = stored_headers(
+            request.headers_with_parent(request.headers), b"", request.credentials.rules, explicit=True
+        )
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         batch = JobBatch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)

@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.json_body import load_json
+from gateway.dialects.paths import canonical_path
 from gateway.job_store import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, result_json
 from gateway.jobs.submission import OWN, TARGET
 
@@ -89,17 +91,21 @@ def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine |
         return BatchError(number, "custom_id: expected an id that no other line has", "duplicate_custom_id")
     if said.get("method") != "POST":
         return BatchError(number, "method: expected POST", "invalid_method")
-    if said.get("url") != endpoint:
+    url = said.get("url")
+    if not isinstance(url, str) or canonical_path("POST", url) != endpoint:
         return BatchError(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
     if not isinstance(body, dict):
         return BatchError(number, "body: expected an object")
-    return BatchLine(number, custom_id, orjson.dumps(body))
+    # `load_json` keeps integers of any length.
+    return BatchLine(number, custom_id, orjson.dumps(load_json(raw)["body"]))
 
 
 def endpoint_of(value: object) -> str | None:
     """Return the endpoint of a batch; None if a batch may not have it."""
-    is_valid = isinstance(value, str) and TARGET.fullmatch(value) and "?" not in value and not OWN.fullmatch(value)
-    return str(value) if is_valid else None
+    if not isinstance(value, str) or not TARGET.fullmatch(value) or "?" in value or "#" in value:
+        return None
+    path = canonical_path("POST", value)
+    return None if OWN.fullmatch(path) else path
 
 
 def metadata_of(value: object) -> Mapping[str, str] | None:

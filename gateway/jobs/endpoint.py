@@ -25,7 +25,15 @@ from gateway.errors import (
 )
 from gateway.job_store import Admittance, Bounds, Job, JobState, JobStatus, JobStore, job_json
 from gateway.jobs.notifications import JobNotifications
-from gateway.jobs.submission import PATH, JobRequest, parse_description, parse_preferred, stored_headers, wants_async
+from gateway.jobs.submission import (
+    PATH,
+    QUERY,
+    JobRequest,
+    parse_description,
+    parse_preferred,
+    stored_headers,
+    wants_async,
+)
 from gateway.jobs.workers import JobWorkers
 from gateway.messages import Bypass, Event, EventStream, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
@@ -128,8 +136,14 @@ class JobEndpoint:
             )
         identity = f"job_{secrets.token_hex(16)}"
         headers, credentials = stored_headers(
-            request.headers_with_parent(request.headers), job_request.body, explicit=explicit
+            request.headers_with_parent(request.headers),
+            job_request.body,
+            request.credentials.rules,
+            explicit=explicit,
         )
+        query = request.credentials.rules.without_secrets(job_request.query)
+        if query != job_request.query:
+            credentials += ((QUERY, job_request.query),)
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         job = Job(
@@ -137,7 +151,7 @@ class JobEndpoint:
             request.tenant,
             job_request.method,
             job_request.path,
-            job_request.query,
+            query,
             headers,
             job_request.body,
             sealed,

@@ -9,6 +9,7 @@ from multidict import CIMultiDict
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import UpstreamStreamError
 from gateway.job_store import Job, JobResult, Unsealable
+from gateway.jobs.submission import QUERY
 from gateway.messages import ByteStream, EventStream, FullBody, Response
 from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
@@ -61,7 +62,7 @@ class Runner:
         return JobResult(response.status, headers_to_store, body)
 
     def _request(self, job: Job) -> RequestContext:
-        headers = CIMultiDict(job.headers)
+        headers, query = CIMultiDict(job.headers), job.query
         if job.sealed:
             if self._sealer is None:
                 raise NoAnswer("the job's credentials are encrypted, and this gateway has no key (jobs.key_env)")
@@ -69,13 +70,14 @@ class Runner:
                 headers.extend(self._sealer.open(job.sealed, job.id))
             except Unsealable as error:
                 raise NoAnswer(str(error), final=True) from None
+            query = headers.pop(QUERY, query)
         # An upstream that supports the header does the work only once, even after a retry.
         headers.setdefault("Idempotency-Key", job.id)
         return RequestContext(
             request_id=job.id,
             method=job.method,
             path=job.path,
-            query=job.query,
+            query=query,
             headers=headers,
             body_source=BufferedBody(job.body),
             clock=self._clock,

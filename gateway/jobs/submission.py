@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.adapters.system.ssrf_guard import TargetRefused, check_url
-from gateway.credentials import SECRET
+from gateway.credentials import CredentialRules
 from gateway.dialects.paths import canonical_path
 from gateway.errors import BadRequest
 from gateway.job_store import Headers
@@ -19,6 +19,7 @@ from gateway.priority import Priority
 
 PATH = "/v1/jobs"
 WEBHOOK = "x-job-webhook"
+QUERY = ":query"  # a query with a key is sealed under this name, which no header can have
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 FIELDS = frozenset({"path", "body", "method", "webhook", "priority", "idempotency_key"})
 # Paths that the gateway serves itself, including those of jobs.
@@ -106,20 +107,22 @@ def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], all
     )  # fmt: skip
 
 
-def stored_headers(headers: Mapping[str, str], body: bytes, *, explicit: bool) -> tuple[Headers, Headers]:
-    """Return (headers to run the job with, credentials).
+def stored_headers(
+    headers: Mapping[str, str], body: bytes, rules: CredentialRules, *, explicit: bool
+) -> tuple[Headers, Headers]:
+    """Return (headers to run the job with, credentials). `rules`: which headers are credentials.
 
     `explicit`: a JSON object described the request, so its Content-Type is that of the description.
     """
     pairs = [(name, value) for name, value in headers.items() if name.lower() not in DROPPED_HEADERS and name[0] != ":"]
-    plain = [(name, value) for name, value in pairs if name.lower() not in SECRET]
+    plain = [(name, value) for name, value in pairs if not rules.is_secret(name)]
     if explicit:
         plain = [(name, value) for name, value in plain if name.lower() != "content-type"]
         if body:
             plain.append(("Content-Type", "application/json"))
     if body:
         plain.append(("Content-Length", str(len(body))))
-    return tuple(plain), tuple((name, value) for name, value in pairs if name.lower() in SECRET)
+    return tuple(plain), tuple((name, value) for name, value in pairs if rules.is_secret(name))
 
 
 def _webhook(value: object, allowed: Iterable[str]) -> str:

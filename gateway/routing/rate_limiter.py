@@ -15,7 +15,6 @@ from itertools import count
 
 from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
-from gateway.credentials import key_of
 from gateway.errors import LimitReached, StoreUnavailable
 from gateway.limits import MICROS, Cost, Demand, Limits, Meters, Per, Return, Slot, TakeResult, left, window_of
 from gateway.observability.telemetry import Telemetry
@@ -255,8 +254,11 @@ def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence
 def limit_subjects(request: RequestContext) -> Mapping[Per, str]:
     permit = request.permit
     # a key keeps its id over a rotation
-    key = permit.id if permit is not None and permit.id else key_of(request.headers)
-    return subjects(request.tenant, None if request.call is None else request.call.user, key)
+    key = permit.id if permit is not None and permit.id else request.credentials.key
+    # A header beside the key makes another tenant. It must not make another limit: a client can send any.
+    shown = request.credentials
+    tenant = shown.account if shown.tenant == request.tenant else request.tenant
+    return subjects(tenant, None if request.call is None else request.call.user, key)
 
 
 def key_limits(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:

@@ -9,12 +9,13 @@ from ipaddress import IPv6Address, ip_address
 from gateway.bounded_cache import BoundedCache
 from gateway.config.api_keys import PREFIX, digest_of, is_well_formed
 from gateway.context import Handler, RequestContext, resolve_response
-from gateway.credentials import key_of, tenant_of
+from gateway.credentials import ANONYMOUS, CredentialRules, Credentials
 from gateway.errors import TooManyAuthFailures, Unauthorized
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import HEADER, Principal
 from gateway.steps.key_cache import KeyCache, LookupResult
+from gateway.steps.shared_tenants import AnonymousHits, TenantsOfKeys
 
 # How often an address may send invalid credentials. This bounds guesses, and the store lookups that they cause.
 #
@@ -70,33 +71,55 @@ REJECTION_MESSAGES = {
 }
 
 
+def credentials_of(request: RequestContext, rules: CredentialRules) -> Credentials:
+    """Read what a request shows of its client, once for each head. The query string is a part of the head."""
+    shown = request.head.credentials
+    if shown is None:
+        shown = request.head.credentials = rules.read(request.headers, request.query)
+    request.credentials = shown
+    return shown
+
+
 class PassthroughAuth:
     """Leaves the check of credentials to the backend. Their full hash is the tenant, so a stored answer is served only
     to clients that send the same credentials."""
 
-    def __init__(self, inner: Handler) -> None:
+    def __init__(self, inner: Handler, rules: CredentialRules, tenants: TenantsOfKeys) -> None:
         self._inner = inner
+        self._rules = rules
+        self._tenants = tenants
+        self._anonymous = AnonymousHits()
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        tenant = request.head.tenant
-        if tenant is None:
-            tenant = request.head.tenant = tenant_of(request.headers)
-        request.tenant = tenant
-        return self._inner(request)
+        shown = request.head.credentials
+        if shown is None:
+            self._tenants.see(shown := credentials_of(request, self._rules))
+        request.credentials, request.tenant = shown, shown.tenant
+        if shown.tenant is not ANONYMOUS or self._anonymous.has_warned:
+            return self._inner(request)
+        return self._anonymous.watch(request, self._inner(request))
 
 
 class ApiKeyAuth:
     """Checks the credentials in the gateway. `failures` bounds the lookups of invalid keys by address. A key that is
     known already is served regardless of earlier failures from its address."""
 
-    def __init__(self, inner: Handler, key_cache: KeyCache, failures: AuthThrottle, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        inner: Handler,
+        rules: CredentialRules,
+        key_cache: KeyCache,
+        failures: AuthThrottle,
+        telemetry: Telemetry,
+    ) -> None:
         self._inner = inner
+        self._rules = rules
         self._key_cache = key_cache
         self._failures = failures
         self._telemetry = telemetry
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        text = key_of(request.headers)
+        text = credentials_of(request, self._rules).listed_key
         if text is None:
             self._telemetry.auth_failures.add("data", "missing")
             raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
@@ -131,11 +154,13 @@ class ApiKeyAuth:
 class JobAuth:
     """Authenticates a job when it runs, with the current permissions of the key that submitted it."""
 
-    def __init__(self, inner: Handler, key_cache: KeyCache) -> None:
+    def __init__(self, inner: Handler, rules: CredentialRules, key_cache: KeyCache) -> None:
         self._inner = inner
+        self._rules = rules
         self._key_cache = key_cache
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        credentials_of(request, self._rules)
         identity = request.headers.get(HEADER)
         return self._inner(request) if identity is None else self._look_up(request, identity)
 

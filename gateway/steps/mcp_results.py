@@ -21,7 +21,6 @@ from gateway.cache.mcp_results import (
 )
 from gateway.config.policy.model import McpSettings, Route
 from gateway.context import Handler, RequestContext, resolve_response
-from gateway.credentials import tenant_of
 from gateway.dialects.mcp import CALL_TOOL, CHANGES, LIST_TOOLS, MCP, SESSION, params_of, read_message, result_of
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
@@ -84,7 +83,7 @@ def _authorisation(request: RequestContext) -> str:
     """Return the owner of the request's private results. Two API keys of a tenant are two authorisations; those of the
     configuration have no id."""
     permit = request.permit
-    key = "" if permit is None else f"{permit.id} {tenant_of(request.headers)}"
+    key = "" if permit is None else f"{permit.id} {request.credentials.tenant}"
     return authorisation_of(request.tenant, key)
 
 

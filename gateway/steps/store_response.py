@@ -17,7 +17,6 @@ from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.cache.tool_calls import refuse_tool_calls
 from gateway.config.policy.model import Route
 from gateway.context import Handler, InspectedAnswer, RequestContext
-from gateway.credentials import IDENTIFYING
 from gateway.dialects.sse import SSEParser
 from gateway.dialects.structured_answers import FORM_FIELDS
 from gateway.errors import StoreUnavailable, UpstreamStreamError
@@ -361,7 +360,7 @@ class StoreResponse:
             admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
-            private = directives.private or not directives.vary.isdisjoint(IDENTIFYING)
+            private = directives.private or any(map(request.credentials.rules.sign_of, directives.vary))
             placed = self._placement(request, call, inspection, private=private, request_time=now - seconds)
             admission, lifetime_s = placed.admission, min(lifetime_s, placed.ttl_s)
             keys = request.shared_keys if placed.public else None

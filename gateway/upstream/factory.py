@@ -103,6 +103,7 @@ def _http(
         models=model_names(section),
         api_key=api_key,
         forward_credentials=passthrough,
+        credential_rules=config.auth.credential_rules,
         max_concurrency=section.max_concurrency,
         timeouts=section.timeouts,
         clock=clock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from gateway.credentials import CredentialRules
 from gateway.dialects.anthropic import VERSION
 from gateway.principal import HEADER
 
@@ -88,19 +89,25 @@ class ProviderIds(dict[str, int]):
 class HeaderFilter(dict[str, bool]):
     """`HeaderFilter` says whether a header passes, by its name as written; headers that begin with `prefix` do not.
 
-    It remembers its results, because senders use the same few names.
+    Nor do the secrets of a client by the rules in `withheld`. It remembers its results, because senders use the same
+    few names.
     """
 
-    def __init__(self, excluded: frozenset[str], prefix: str = "\0") -> None:
+    def __init__(self, excluded: frozenset[str], prefix: str = "\0", withheld: CredentialRules | None = None) -> None:
         super().__init__()
         self._excluded = excluded
         self._prefix = prefix
+        self._withheld = withheld
 
     def __missing__(self, name: str) -> bool:
         low = name.lower()
         if len(self) >= MAX_NAMES:
             self.clear()
-        self[name] = passes = low not in self._excluded and not low.startswith(self._prefix)
+        self[name] = passes = not (
+            low in self._excluded
+            or low.startswith(self._prefix)
+            or (self._withheld is not None and self._withheld.is_secret(low))
+        )
         return passes
 
     def apply(self, headers: Iterable[tuple[str, str]], connection: str | None) -> list[tuple[str, str]]:

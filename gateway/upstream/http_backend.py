@@ -16,7 +16,7 @@ from yarl import URL
 from gateway.config.backends import Timeouts
 from gateway.config.schema import MAX_EVENT
 from gateway.context import RequestContext
-from gateway.credentials import SECRET, TRACING
+from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.anthropic_answers import MESSAGES
 from gateway.dialects.anthropic_thinking import INTERLEAVED, fit_thinking
@@ -59,7 +59,7 @@ from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, Timed
 from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse, refusal_of
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
 from gateway.upstream.retry import is_repeatable
-from gateway.upstream.websocket import HttpWebSocket, open_websocket
+from gateway.upstream.websocket import HttpWebSocket, open_websocket, protocols_of
 
 
 # For dialects whose stored form differs from the wire form, or whose paths name models.
@@ -135,8 +135,9 @@ ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 class HttpBackend(LimitedBackend):
     """`HttpBackend` calls one HTTP endpoint that speaks the dialect `speaks`.
 
-    `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
-    for the prompt cache go upstream in translated requests, as with `reasoning_content` earlier thinking does.
+    `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `credential_rules`:
+    which headers and parameters are theirs. `cache_control`: marks for the prompt cache go upstream in translated
+    requests, as with `reasoning_content` earlier thinking does.
     `unsigned_thinking`: the thinking of Anthropic's clients goes upstream as it came. `stream_usage`: the usage of
     streams is requested. `max_event`: the longest event of a stream in bytes. `silence_s`: how long the head of
     a silent stream is held; 0: any time. `admitted_origins`: the origins of web
@@ -156,6 +157,7 @@ class HttpBackend(LimitedBackend):
         models: ModelNames,
         api_key: str | None,
         forward_credentials: bool,
+        credential_rules: CredentialRules = NO_CHANGES,
         max_concurrency: int,
         timeouts: Timeouts,
         clock: Clock,
@@ -180,9 +182,9 @@ class HttpBackend(LimitedBackend):
         self._session = session
         self._models = models
         self._api_key = api_key
-        excluded = REQUEST_EXCLUDED | (frozenset() if forward_credentials and api_key is None else SECRET)
-        self._request_filter = HeaderFilter(excluded)
-        self._parsed_request_filter = HeaderFilter(excluded | ENCODINGS)
+        self._withholds = None if forward_credentials and api_key is None else credential_rules
+        self._request_filter = HeaderFilter(REQUEST_EXCLUDED, withheld=self._withholds)
+        self._parsed_request_filter = HeaderFilter(REQUEST_EXCLUDED | ENCODINGS, withheld=self._withholds)
         self._provider_ids = ProviderIds()
         self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
         self._timeouts = timeouts
@@ -364,11 +366,12 @@ class HttpBackend(LimitedBackend):
         permit = await self._limiter.acquire_client_paced(request)
         handshake = Handshake()
         CURRENT_HANDSHAKE.set(handshake)
-        url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
+        url = URL(self._base.origin + self._target(request.path, request.query), encoded=True)
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(min(self._timeouts.first_byte, MAX_HANDSHAKE_S)):
-                socket = await open_websocket(self._session.get(), url, self._headers(request), request)
+                offered = protocols_of(request, with_keys=self._withholds is None)
+                socket = await open_websocket(self._session.get(), url, self._headers(request), offered)
         except BaseException as error:
             if isinstance(error, aiohttp.WSServerHandshakeError) and handshake.refusal is not None:
                 answer = refusal_of(handshake.refusal, handshake.status)
@@ -454,16 +457,20 @@ class HttpBackend(LimitedBackend):
         sent, repeatable = self._outgoing(request, call), not call.stateful
         if sent.headers or sent.path != request.path:
             headers = _override_headers(self._headers(request), sent.headers)
-            target = self.target(sent.path, request.query)
+            target = self._target(sent.path, request.query)
             return UpstreamRequest(request.method, target, headers, sent.body, repeatable=repeatable)
         target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
         extra_headers = request.upstream_trace_headers()
         return UpstreamRequest(request.method, target, headers, sent.body, None, repeatable, extra_headers, opening)
 
+    def _target(self, path: str, query: str) -> str:
+        """Return the target of a client's request: without the client's key if the endpoint may not have it."""
+        return self.target(path, self._withholds.without_secrets(query) if query and self._withholds else query)
+
     def _shared_head(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
         """Return the target, headers (without tracing) and opening that all requests with this head share."""
         headers = [header for header in self._headers(request) if header[0].lower() not in TRACING]
-        shared_head = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
+        shared_head = request.head.upstream[self] = self._target(request.path, request.query), headers, Opening()
         return shared_head
 
     def _passthrough_request(self, request: RequestContext) -> UpstreamRequest:
@@ -475,7 +482,7 @@ class HttpBackend(LimitedBackend):
             extra_headers = request.upstream_trace_headers()
             return UpstreamRequest(method, target, headers, body, None, repeatable, extra_headers, opening)
         path = rename_model_in_path(request.path, self._models) if self.speaks == "kserve" else request.path
-        target, headers = self.target(path, request.query), self._headers(request)
+        target, headers = self._target(path, request.query), self._headers(request)
         if body is not None:
             return UpstreamRequest(method, target, headers, body, repeatable=repeatable)
         length = request.headers.get("content-length", "")

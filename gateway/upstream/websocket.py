@@ -9,6 +9,7 @@ from aiohttp import ClientWSTimeout, WSMsgType
 from yarl import URL
 
 from gateway.context import RequestContext
+from gateway.credentials import PROTOCOLS, keys_in_protocols
 from gateway.messages import Closing, Frame
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 
@@ -54,14 +55,19 @@ class HttpWebSocket:
             self._permit.release()
 
 
+def protocols_of(request: RequestContext, *, with_keys: bool) -> list[str]:
+    """Return the subprotocols that a client offers. Browsers put a key among them."""
+    offered = [name.strip() for name in request.headers.get(PROTOCOLS, "").split(",")]
+    return [name for name in offered if name and (with_keys or not keys_in_protocols(name))]
+
+
 async def open_websocket(
-    session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], request: RequestContext
+    session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], protocols: Sequence[str]
 ) -> aiohttp.ClientWebSocketResponse:
     """Open a WebSocket. Raise aiohttp's errors; `WSServerHandshakeError` if the backend answers without an upgrade."""
-    offered = request.headers.get("sec-websocket-protocol", "")
     return await session.ws_connect(
         url,
-        protocols=[name.strip() for name in offered.split(",") if name.strip()],
+        protocols=protocols,
         headers=[(name, value) for name, value in headers if name.lower() not in HANDSHAKE],
         heartbeat=HEARTBEAT_S,
         max_msg_size=MAX_FRAME_BYTES,

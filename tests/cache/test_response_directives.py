@@ -136,7 +136,8 @@ async def test_inputs_of_one_call_are_parted_too(upstream: Upstream, tmp_path: P
         ("Authorization", "global", False),
         ("Accept-Encoding", "tenant", True),
         ("origin, Access-Control-Request-Method, Access-Control-Request-Headers", "global", True),
-        ("Authorization, Cookie", "tenant", True),
+        ("Authorization, X-Litellm-Key", "tenant", True),
+        ("Authorization, Cookie", "tenant", False),  # beside a key, cookies part nobody
         ("OpenAI-Beta", "global", True),
         ("X-Style", "global", True),
         ("", "global", True),

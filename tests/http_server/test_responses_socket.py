@@ -541,6 +541,24 @@ async def test_the_answers_of_one_tenant_serve_no_other(responses: Upstream, tmp
     assert texts == ["upstream 1", "upstream 2", "upstream 1"]
 
 
+async def test_the_key_of_a_browser_among_the_subprotocols_is_the_key_of_its_calls(
+    responses: Upstream, tmp_path: Path
+) -> None:
+    async with before(responses, tmp_path) as served:
+        texts = []
+        for key in ("a", "b", "a"):
+            offered = ("realtime", f"openai-insecure-api-key.{key}")
+            async with served.session.ws_connect(f"{served.url}/v1/responses", protocols=offered) as socket:
+                texts.append(text_in(await Socket(socket).ask()))
+        async with opened(served, authorization="Bearer b") as other:
+            texts.append(text_in(await other.ask()))
+    assert texts == ["upstream 1", "upstream 2", "upstream 1", "upstream 2"]
+    assert [call.headers["Authorization"] for call in responses.calls if call.method == "POST"] == [
+        "Bearer a",
+        "Bearer b",
+    ]
+
+
 async def test_a_backend_with_a_setting_gets_the_websocket_itself(tmp_path: Path) -> None:
     async def echo(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()

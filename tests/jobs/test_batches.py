@@ -18,7 +18,7 @@ from gateway.adapters.redis.embedded_valkey import socket_path
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.job_store import JobBatch as Stored
 from gateway.jobs import batch_endpoint
-from gateway.jobs.batches import STEP_BYTES, STEP_LINES, BatchReader
+from gateway.jobs.batches import STEP_BYTES, STEP_LINES, BatchReader, endpoint_of
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
@@ -220,6 +220,27 @@ def read(content: bytes, most: int) -> BatchReader:
     while not reading.at_end:
         reading.step()
     return reading
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path"),
+    [
+        ("/v1/chat/%63ompletions", CHAT),
+        ("/v1/x/../chat/completions/", CHAT),
+        ("/v1/embeddings", "/v1/embeddings"),
+        ("/v1/%62atches", None),
+        ("/v1/chat/completions?a=1", None),
+        (7, None),
+    ],
+)
+def test_the_endpoint_of_a_batch_is_a_path_in_its_normal_form(endpoint: object, path: str | None) -> None:
+    """What a job asks for is what limits and routes match."""
+    assert endpoint_of(endpoint) == path
+
+
+def test_a_line_keeps_its_integers_digit_for_digit() -> None:
+    reading = read(line(0, body={"model": "m", "seed": 10**21 + 1}).encode(), 10)
+    assert [each.body for each in reading.lines] == [b'{"model":"m","seed":1000000000000000000001}']
 
 
 def test_a_step_reads_so_many_lines_or_bytes() -> None:

@@ -125,6 +125,29 @@ async def test_credentials_do_not_lie_in_the_store_in_clear(upstream: Upstream, 
         assert b"canary" not in record
 
 
+@pytest.mark.parametrize("headers", [{"X-Litellm-Key": "canary-1"}, {"X-Goog-Iap-Jwt-Assertion": "canary-1"}, {}])
+async def test_a_key_in_any_header_or_in_the_query_is_sealed_until_its_job_runs(
+    upstream: Upstream, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    target = "/v1/chat/completions" if headers else "/v1/chat/completions?key=canary-1&a=1"
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    config = config_of(tmp_path, main_of(upstream), jobs={"key_env": "JOBS_KEY", "workers": 0})
+    async with gateway_of(config, NO_CACHE, KEY) as served:
+        ways = [(target, body, {"Prefer": "respond-async"}), ("/v1/jobs", {"path": target, "body": body}, {})]
+        for path, given, more in ways:
+            owner = "?key=canary-1" if not headers and path == "/v1/jobs" else ""
+            assert (await served.post(path + owner, given, {**headers, **more})).status == 202
+        client = served.gateway.stores.redis._client
+        for name in await client.keys("*"):
+            assert b"canary" not in await client.dump(name), name
+    running = config_of(tmp_path, main_of(upstream), jobs={"key_env": "JOBS_KEY"})
+    async with gateway_of(running, NO_CACHE, KEY):
+        await until(lambda: len(upstream.calls) == 2)
+    for call in upstream.calls:
+        assert "canary-1" in f"{call.path} {call.headers}"
+        assert call.path.partition("?")[2] == ("" if headers else "key=canary-1&a=1")
+
+
 async def test_with_an_embedded_store_nothing_has_to_be_configured(
     upstream: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

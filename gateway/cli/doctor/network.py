@@ -31,6 +31,7 @@ from gateway.upstream.upstream import Upstream
 TIMEOUT_S = 5.0
 MAX_ADDRESSES = 4  # to try for one name
 ADMIN_REALM = "nearhit admin"
+MANY_TENANTS = 20  # of one key
 REACHABLE_STATUSES = (200, 401, 403)  # the check sends no credentials, and an API may require them
 NOT_FOUND = 404
 
@@ -87,8 +88,21 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
         if backend.get("breaker", "closed") != "closed":
             found = f"the circuit breaker of the backend {name} is not closed ({backend['breaker']})"
             yield warning("gateway", found, "see the findings on backends; the gateway retries by itself")
+    yield from _tenants(stats)
     yield from _stalls(stats)
     yield ok("gateway", f"it runs, policy {stats.get('policy', {}).get('hash', 'unknown')}")
+
+
+def _tenants(stats: Mapping[str, Any]) -> Iterator[Finding]:
+    """Warn of a key that counts as many tenants, which share no answers and have a limit each."""
+    report = stats.get("tenants_of_a_key") or {}
+    tenants, headers = report.get("tenants", 1), ", ".join(report.get("headers", ()))
+    if tenants >= MANY_TENANTS:
+        yield warning(
+            "gateway",
+            f"one key counts as {tenants} tenants or more, which share no answers: its requests differ in {headers}",
+            "if they are of one client, name the header that changes in auth.credential_headers, with a ! before it",
+        )
 
 
 def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from gateway.cache.admission import roles_of
 from gateway.cache.templates import is_framed
 from gateway.config.policy.model import Policy, RecordSettings
 from gateway.context import RequestContext
-from gateway.credentials import SECRET
 from gateway.messages import CacheDirectives, Call, Provenance, RequestFacts, TrafficFacts, Verdict
 from gateway.ports import Judgement
 from gateway.routing.budget import budget_of
@@ -47,8 +46,8 @@ def tenant_digests(digest: Digest) -> Digest:
 
 
 def header_names(policy: Policy) -> frozenset[str]:
-    """Return the headers that the routes of a policy match on, without those that carry secrets."""
-    return frozenset(name for route in policy.routes for name, _ in route.match.headers) - SECRET
+    """Return the headers that the routes of a policy match on."""
+    return frozenset(name for route in policy.routes for name, _ in route.match.headers)
 
 
 def is_sampled(canonical: bytes, share: float) -> bool:
@@ -197,10 +196,11 @@ def _is_settled(facts: TrafficFacts, request: RequestContext, candidate: Judgeme
 
 
 def _matched_headers(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the headers of these names, without those that carry secrets."""
     if not names:
         return
     for name, value in request.headers.items():
-        if name.lower() in names:
+        if name.lower() in names and not request.credentials.rules.is_secret(name):
             yield name.lower(), value
 
 
