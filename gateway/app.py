@@ -161,6 +161,8 @@ class Gateway:
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
         self.parts.label_archive.apply(policy)
+        for space in self.parts.spaces.all:
+            space.backlog.routes = frozenset(route.name for route in policy.routes if route.semantic is not None)
         set_policy_gauges(self.parts.telemetry, policy)
         for route in policy.routes:
             # created here so that the route is shown from the start, before it has learnt anything
@@ -204,6 +206,7 @@ class Gateway:
         """Load the entries of the current embedding model from the store, then migrate those of another model."""
         await retry_until_available(self.stores.adopt_former)
         await self.recovery.run()
+        self.parts.space.backlog.begin()
         await self.cutover.run()
 
     def _on_cutover(self) -> None:
@@ -211,6 +214,7 @@ class Gateway:
         self.parts = replace(self.parts, space=self.parts.spaces.serving)
         self.recovery = self.cutover.recovery
         self.apply(self.policy)
+        self.parts.space.backlog.begin()
 
     def describe(self) -> dict[str, Any]:
         """Return what the dashboard shows besides the metrics."""

@@ -233,6 +233,16 @@ class ResponseStore(Protocol):
     async def stats(self) -> StoreStats: ...
 
 
+class VectorlessStore(ResponseStore, Protocol):
+    """A store whose entries may lack a vector. Raises `StoreUnavailable`."""
+
+    def without_vector(self) -> AsyncIterator[Sequence[str]]:
+        """Yield the fingerprints of entries without any vector, in pages of bounded size, in no order."""
+
+    async def add_vector(self, entry: Entry, vector: Vector) -> bool:
+        """Add the vector to an entry, if its record is still `entry`. Return whether it was."""
+
+
 @dataclass(slots=True)
 class Claim:
     """The answer to a request for a lease. At most one of the two fields is not 0. Both are 0 if an entry exists."""

@@ -19,6 +19,7 @@ from gateway.messages import EmbeddedVector, Entry, Vector
 
 MAX_BANS = 64  # every read of an entry older than the newest ban checks all of them
 MAX_NEAR = 5_000  # fingerprints in a ban: 0.3 MB
+ROUNDING = 1e-6  # of a cosine in 32 bits: that of equal vectors may be a little below 1
 HASH_DIGITS, SHOWN_DIGITS = 64, 12
 NEVER, LATER = float("-inf"), float("inf")
 UNREADABLE_S = 86400.0
@@ -45,7 +46,7 @@ class SimilarityCondition:
         return self._is_within(own_vector.vector)
 
     def _is_within(self, vector: Vector) -> bool:
-        return float(np.dot(vector, self.vector)) >= self.similarity
+        return float(np.dot(vector, self.vector)) >= self.similarity - ROUNDING
 
     def covers(self, other: SimilarityCondition) -> bool:
         same = self.embedder == other.embedder and np.array_equal(self.vector, other.vector)

@@ -23,6 +23,7 @@ from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.screen import Screen
 from gateway.cache.threshold.route_control import Controls
+from gateway.cache.vector_backlog import VectorBacklog
 from gateway.ports import ComplexityScorer, LearningEmbedder, ResponseStore, VectorIndex, Verifier
 
 MAX_PENDING_EMBEDDINGS = 20_000  # fingerprints: 3 MB
@@ -86,6 +87,7 @@ class Space:
     learning: StateKeeper
     inflight_questions: InflightQuestions  # the questions in flight, with their vectors
     late: LateVectors
+    backlog: VectorBacklog
     screen: Screen | None  # None: the model has no static vectors, or the index is shared
 
 

@@ -2,7 +2,8 @@
 vector. The entry then gets its vector, so that other words find it.
 
 No client waits for this work. It takes several texts in one pass, while no text of a waiting client does. A full queue
-drops its oldest ones, and a loaded encoder gets none.
+drops its oldest ones, and a loaded encoder gets none. Stored entries among those get their vector from the backlog
+(`gateway.cache.vector_backlog`).
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class LateVectors:
         self._idle = asyncio.Event()
         self._idle.set()
         self.stored: Callable[[Entry, Vector], None] = lambda _entry, _vector: None
+        self.left: Callable[[str], None] = lambda _fingerprint: None  # called with each stored entry without a vector
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -204,4 +206,6 @@ class LateVectors:
         return "stored"
 
     def _count(self, late: _PendingQuestion, result: str) -> None:
+        if late.stored is not None and result in ("dropped", "failed"):
+            self.left(late.fingerprint)
         self._telemetry.late_vectors.add(late.route, result)

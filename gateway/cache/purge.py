@@ -29,6 +29,7 @@ from gateway.cache.bans import (
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.flight import SharedCall
 from gateway.cache.memory_cache import TieredStore
+from gateway.cache.text_likeness import TextComparison, letter_counts
 from gateway.errors import BadRequest, EmbedderUnavailable, GatewayError, Overloaded, StoreUnavailable
 from gateway.messages import EmbeddedVector, Entry
 from gateway.observability.telemetry import Telemetry
@@ -84,6 +85,7 @@ class PurgeResult:
     late_matches: set[str] = field(default_factory=set)  # close to the question, but found only in the store
     on_match: Callable[[Entry, EmbeddedVector | None], None] | None = None  # called with each entry that matches
     notes: list[str] = field(default_factory=list)  # hints that the request may not mean what the operator expects
+    texts: TextComparison | None = None  # for entries without a vector
 
     def match(self, records: Iterable[tuple[Entry, EmbeddedVector | None]], now: float) -> None:
         for entry, own_vector in records:
@@ -99,6 +101,10 @@ class PurgeResult:
                 f"not reached: {count} stored records that cannot be read (damaged, of another version, or of a key "
                 "that is not configured); this gateway serves none of them"
             )
+
+    def note_vectorless(self) -> None:
+        if self.texts is not None and self.texts.compared:
+            self.notes.append(f"{self.texts.compared} entries have no vector: like was compared with their text")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -203,6 +209,8 @@ class Purge:
         outcome = PurgeResult(on_match=on_match)
         try:
             conditions = await self._conditions(request)
+            if conditions.near is not None and request.like is not None:
+                outcome.texts = TextComparison(conditions.near, letter_counts(request.like))
             if dry_run:
                 await self._count(conditions, outcome)
                 return outcome
@@ -250,7 +258,7 @@ class Purge:
     async def _count(self, conditions: BanConditions, outcome: PurgeResult) -> None:
         now = self._clock.wall()
         unreadable, count = list[str](), 0
-        async for page in self._records(conditions, unreadable.append):
+        async for page in self._compared_records(conditions, outcome, unreadable.append):
             count += len(unreadable)
             unreadable.clear()
             matched = [
@@ -261,6 +269,7 @@ class Purge:
             outcome.match(matched, now)
         if conditions != EVERYTHING:
             outcome.note_unreadable(count)
+        outcome.note_vectorless()
 
     async def _remove(self, conditions: BanConditions, outcome: PurgeResult, *, erasure: bool) -> None:
         ban = await self._ban(conditions, erasure=erasure)
@@ -322,7 +331,7 @@ class Purge:
     async def _sweep(self, ban: Ban, outcome: PurgeResult) -> None:
         routes: dict[str, str] = {}  # fingerprint -> route, of the entries to delete
         unreadable, count = list[str](), 0
-        async for page in self._records(ban.conditions, unreadable.append):
+        async for page in self._compared_records(ban.conditions, outcome, unreadable.append):
             now = self._clock.wall()
             if ban.conditions != EVERYTHING:
                 count += len(unreadable)
@@ -342,6 +351,7 @@ class Purge:
         if routes:
             await self._delete(ban, routes, outcome)
         outcome.note_unreadable(count)
+        outcome.note_vectorless()
 
     async def _delete(self, ban: Ban, routes: Mapping[str, str], outcome: PurgeResult) -> None:
         names = list(routes)
@@ -456,6 +466,14 @@ class Purge:
             for entry, own_vector in page:
                 if conditions.matches(entry, own_vector) and not self._bans.covers(entry, own_vector):
                     yield entry, own_vector
+
+    async def _compared_records(
+        self, conditions: BanConditions, outcome: PurgeResult, unreadable: Callable[[str], None]
+    ) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
+        """Yield pages of entries, also of former versions. Entries without a vector are compared by their text."""
+        async for page in self._records(conditions, unreadable):
+            texts = outcome.texts
+            yield page if texts is None else [(entry, texts.vector_of(entry, own_vector)) for entry, own_vector in page]
 
     def _records(
         self, conditions: BanConditions, unreadable: Callable[[str], None] | None = None

@@ -41,6 +41,7 @@ from gateway.cache.schema_check import SchemaChecks
 from gateway.cache.screen import Screen
 from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls
+from gateway.cache.vector_backlog import VectorBacklog
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
@@ -229,7 +230,10 @@ async def _open(
     exit_stack.push_async_callback(audits.close)
     store = inputs.stores.front.for_embedder(embedder.fingerprint, backing_store)
     late = LateVectors(embedder, index, store, telemetry, load)
-    jobs = [comparisons.run(), learning.run(), late.run(), *([] if checkpoints is None else [checkpoints.run()])]
+    backlog = VectorBacklog(embedder, index, store, backing_store, telemetry, load)
+    late.left = backlog.add
+    jobs = [comparisons.run(), learning.run(), late.run(), backlog.run()]
+    jobs += [] if checkpoints is None else [checkpoints.run()]
     for job in jobs:
         run_in(exit_stack, job)
     exit_stack.push_async_callback(late.drain)  # before its job is cancelled
@@ -251,6 +255,7 @@ async def _open(
         learning=learning,
         inflight_questions=InflightQuestions(),
         late=late,
+        backlog=backlog,
         screen=None if reader is None else Screen(reader, index),
     )
 
@@ -342,7 +347,7 @@ async def build_parts(
     stack.push_async_callback(classifiers.close)
     evictions = build_evictor(config, stores, spaces, telemetry, clock)
     for space in spaces.all:
-        space.late.stored = evictions.stored
+        space.late.stored = space.backlog.stored = evictions.stored
     return Parts(
         space=spaces.serving,
         spaces=spaces,

@@ -132,6 +132,8 @@ class CacheWriter:
             self._telemetry.crowds.add("superseded")
         if stored and self._late is not None and _lacks_vector(request, entry):
             self._late.add(entry, request.owner)
+        elif stored and self._late is not None and request.embedding is None and entry.question is not None:
+            self._late.left(entry.fingerprint)  # the embedder failed a moment ago
         return stored
 
     def _record_failure(self, request: RequestContext, error: StoreUnavailable) -> None:

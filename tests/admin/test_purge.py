@@ -24,6 +24,7 @@ from gateway.adapters.redis import purge as purge_store
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.cache import purge as purges
 from gateway.cache.purge import POLL_S
+from gateway.cache.text_likeness import letter_counts, likeness
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN, metrics
 from tests.admin.test_admin_port import guarded as guarded
@@ -381,6 +382,37 @@ async def test_when_the_store_is_killed_with_the_gateway_it_stays_removed_too(
     async with served_by_process(config, PATIENTLY) as process:
         assert verdict(await process.chat("one")) == "fwd=miss; stored"
         assert verdict(await process.chat("one")) == "exact"
+
+
+async def test_entries_without_a_vector_are_found_by_their_text(upstream: Upstream, tmp_path: Path) -> None:
+    """Before its vector is made, and on a route that has no similarity cache."""
+    question = "Wie setze ich mein Kennwort zurück?"
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config, EXACT_CACHE) as served:
+        for asked in (question, "  wie setze ich  mein Kennwort zurück?", "How tall is the Eiffel Tower?"):
+            await served.chat(asked)
+        counted = (await purge(served, like=question, dry_run=True)).json
+        assert (counted["matched"], counted["removed"]) == (2, 0)
+        said = (await purge(served, like=question, min_similarity=1)).json
+        assert said["removed"] == 2
+        assert said["notes"] == ["3 entries have no vector: like was compared with their text"]
+        assert verdict(await served.chat(question)) == "fwd=miss; stored", "the ban names it"
+        assert verdict(await served.chat("How tall is the Eiffel Tower?")) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "least", "most"),
+    [
+        ("one", "ONE ", 1.0, 1.0),
+        ("", "", 0.0, 1.0),
+        ("reset my password", "reset my passwords", 0.8, 0.99),
+        ("reset my password", "delete my account", 0.0, 0.3),
+        ("重置我的密码", "重置我的密码", 1.0, 1.0),
+        ("a" * 10**6, "a" * 10**6, 1.0, 1.0),
+    ],
+)
+def test_texts_are_alike_by_their_letters(a: str, b: str, least: float, most: float) -> None:
+    assert least <= likeness(letter_counts(a), letter_counts(b)) <= most
 
 
 async def test_a_ban_outlives_a_crash_in_the_middle_of_the_removal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -134,3 +134,19 @@ async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_do
     with pytest.raises(StoreUnavailable):
         [page async for page in removals.records("e1")]
     await store.close()
+
+
+async def test_an_entry_without_a_vector_is_listed_and_gets_one_for_its_own_record_only(opened: Opened) -> None:
+    entry, other = entry_of("a"), entry_of("b")
+    await opened.store.put(entry, None)
+    await opened.store.put(other, vector_of(2))
+    assert [name async for page in opened.store.without_vector() for name in page] == [entry.fingerprint]
+    assert not await opened.store.add_vector(replace(entry, created=entry.created - 1), vector_of(1))
+    assert await opened.store.add_vector(entry, vector_of(1))
+    assert [name async for page in opened.store.without_vector() for name in page] == []
+    assert {each.fingerprint: each.expires for each in await opened.store.vectors_of([entry.fingerprint])} == {
+        entry.fingerprint: entry.expires
+    }
+    await opened.store.delete([entry.fingerprint])
+    assert not await opened.store.add_vector(entry, vector_of(1))
+    assert await opened.store.get(entry.fingerprint) is None

@@ -80,6 +80,15 @@ return 1
 """)
 
 
+# KEYS: the entry. ARGV: its record, the vector, its embedder; the change log command.
+ADD_VECTOR = Script("""
+if redis.call('HGET', KEYS[1], 'record') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'vector', ARGV[2], 'embedder', ARGV[3])
+if #ARGV > 3 then redis.call(unpack(ARGV, 4)) end
+return 1
+""")
+
+
 def _bulk_string(text: str | bytes) -> bytes:
     data = text.encode() if isinstance(text, str) else text
     return b"$%d\r\n%b\r\n" % (len(data), data)
@@ -146,6 +155,8 @@ LEARNING = PREFIX + "learning"
 MAX_ROUTES = 256  # each 1.5 MB with 2,000 labels and 384 dimensions
 
 SCAN_BATCH = 500
+
+BACKGROUND_S = 10.0  # per page of work that nobody waits for
 
 # The input of `stored_vector`. During a migration an entry has two vectors (gateway/cache/embedding_migration.py): the
 # one that lookups still use, and the one that they will use.
@@ -289,6 +300,26 @@ class RedisStore:
             return False
         await self.publish_change(ChangeKind.RECORDS, name)
         return True
+
+    async def add_vector(self, entry: Entry, vector: Vector) -> bool:
+        name = entry.fingerprint
+        record = await self.send("HGET", self.names.entry(name), "record")
+        if record is None or self.read_record(name, record) != entry:
+            return False
+        arguments: list[Word] = [record, vector.astype("<f4", copy=False).tobytes(), self._embedder]
+        arguments += self.change_command(ChangeKind.VECTORS, name)
+        if not await self.run(ADD_VECTOR, [self.names.entry(name)], arguments):
+            return False
+        await self.publish_change(ChangeKind.VECTORS, name)
+        if self._on_put is not None:
+            self._on_put(name)
+        return True
+
+    async def without_vector(self) -> AsyncIterator[list[str]]:
+        async for members in self.listed(SCAN_BATCH, BACKGROUND_S):
+            names = list(dict.fromkeys(name for name, _ in members))
+            found = await self.execute(partial(_embedders, list(map(self.names.entry, names))), BACKGROUND_S)
+            yield [name for name, embedder in zip(names, found, strict=True) if embedder is None]
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
@@ -436,6 +467,13 @@ def _kind(vector: Vector | None) -> ChangeKind:
 async def _scan(key: str, cursor: int, page_size: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
     found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=page_size)
     return found
+
+
+async def _embedders(keys: Sequence[str], client: Any) -> list[bytes | None]:
+    async with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.hget(key, "embedder")
+        return list(await pipe.execute())
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
