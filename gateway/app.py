@@ -233,6 +233,7 @@ class Gateway:
             "loop": self.parts.loop_monitor.shown(),
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
             "embedder": self.parts.space.embedder.fingerprint,
+            "other_embedders": self.parts.embedders.others,
             "embedder_to_come": None
             if (upcoming := self.parts.spaces.upcoming) is None
             else upcoming.embedder.fingerprint,

@@ -233,8 +233,11 @@ class ResponseStore(Protocol):
     async def stats(self) -> StoreStats: ...
 
 
-class VectorlessStore(ResponseStore, Protocol):
-    """A store whose entries may lack a vector. Raises `StoreUnavailable`."""
+class VectorStore(ResponseStore, Protocol):
+    """A store whose entries may lack a vector, or have that of another embedder. Raises `StoreUnavailable`."""
+
+    async def foreign(self, fingerprints: Sequence[str]) -> set[str]:
+        """Return those of these entries that have a vector, but none of the current embedder."""
 
     def without_vector(self) -> AsyncIterator[Sequence[str]]:
         """Yield the fingerprints of entries without any vector, in pages of bounded size, in no order."""

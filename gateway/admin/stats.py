@@ -229,6 +229,8 @@ class StatsReport(TypedDict):
     """Entries of another embedding model, by state."""
     embedder: str
     """The fingerprint of the embedding model in use."""
+    other_embedders: list[str]
+    """Embedders of other gateways on the store, which should have the same."""
     embedder_to_come: str | None
     """The fingerprint of the model that the gateway migrates to."""
     cache: CacheSizes

@@ -24,7 +24,7 @@ from gateway.cache.memory_cache import TieredStore
 from gateway.cache.screen import Screen
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.vector_backlog import VectorBacklog
-from gateway.ports import ComplexityScorer, LearningEmbedder, ResponseStore, VectorIndex, Verifier
+from gateway.ports import ComplexityScorer, LearningEmbedder, VectorIndex, VectorStore, Verifier
 
 MAX_PENDING_EMBEDDINGS = 20_000  # fingerprints: 3 MB
 
@@ -76,7 +76,7 @@ class Space:
     index: VectorIndex
     checkpoints: IndexCheckpoints | None
     store: TieredStore
-    backing_store: ResponseStore
+    backing_store: VectorStore
     verifier: Verifier
     controls: Controls
     decoys: Decoys

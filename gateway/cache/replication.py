@@ -111,7 +111,10 @@ class Replication:
             batch = names[i : i + BATCH]
             for space in self._spaces.with_local_index:
                 stored = await update(space.store, space.index, self._clock, batch)
-                gone = [name for name in batch if name not in stored]
+                missing = [name for name in batch if name not in stored]
+                # A gateway with another embedder replaces the vectors of the same questions: this index keeps its own.
+                foreign = await space.backing_store.foreign(missing)
+                gone = [name for name in missing if name not in foreign]
                 await space.index.remove(gone)
                 space.decoys.forget(gone)
 

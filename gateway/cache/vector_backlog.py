@@ -18,7 +18,7 @@ from gateway.cache.load_level import EncoderLoad, LoadLevel
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import LearningEmbedder, NearbyStore, VectorIndex, VectorlessStore
+from gateway.ports import LearningEmbedder, NearbyStore, VectorIndex, VectorStore
 
 LOG = logging.getLogger("nearhit.semantic")
 MAX_NAMES = 20_000  # 3 MB; a further name has the whole store gone through again
@@ -47,7 +47,7 @@ class VectorBacklog:
         embedder: LearningEmbedder,
         index: VectorIndex,
         store: NearbyStore,
-        backing_store: VectorlessStore,
+        backing_store: VectorStore,
         telemetry: Telemetry,
         load: EncoderLoad,
         limit: int = MAX_NAMES,

@@ -17,6 +17,7 @@ from gateway.cache.threshold.route_control import LearningEvent
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, number_of
 from gateway.routing.tier_learning import TierLearning
+from gateway.steps.embedder_announcements import EmbedderAnnouncements
 from gateway.steps.feedback import ApplyFeedback
 from gateway.tasks import run_in
 from gateway.upstream.backend import UpstreamPool
@@ -91,6 +92,14 @@ class Fleet:
         if policy_hash != self._policy:  # else two gateways with different files would reload each other forever
             self._policy = policy_hash
             self.publisher("policy")(policy_hash)
+
+    def announce_embedder(self, stack: AsyncExitStack, spaces: Spaces, clock: Clock) -> EmbedderAnnouncements:
+        """Announce this gateway's embedder to the others, and note theirs."""
+        announcements = EmbedderAnnouncements(spaces, self.publisher("embedder"), clock)
+        if self._gossip is not None:
+            self._gossip.on("embedder", announcements.apply_event)
+            run_in(stack, announcements.run())
+        return announcements
 
     def feedback(self, stack: AsyncExitStack, apply_feedback: ApplyFeedback) -> ApplyFeedback:
         """Return a function that forwards feedback to the others; apply theirs with `apply_feedback`."""

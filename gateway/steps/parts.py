@@ -58,6 +58,7 @@ from gateway.routing.resource_affinity import ResourceAffinity
 from gateway.routing.sessions import SessionTable
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
+from gateway.steps.embedder_announcements import EmbedderAnnouncements
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
 from gateway.steps.fleet import Fleet
 from gateway.steps.traffic_log.format import SegmentHeading
@@ -286,6 +287,7 @@ class Parts:
     max_body: int
     memory: FeedbackState
     fleet: Fleet
+    embedders: EmbedderAnnouncements
     feedback: FeedbackEndpoint
     background: Background
     evictions: Evictor
@@ -371,6 +373,7 @@ async def build_parts(
         max_body=config.server.max_body,
         memory=memory,
         fleet=fleet,
+        embedders=fleet.announce_embedder(stack, spaces, clock),
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
         background=background,
         evictions=evictions,

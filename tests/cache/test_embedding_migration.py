@@ -15,8 +15,10 @@ from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache import model_factory
+from gateway.cli.doctor.network import running
 from gateway.config import Config
 from gateway.messages import Vector
+from gateway.steps import embedder_announcements
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of
 from tests.fixtures.gateways import gateway_of as gateway_with
 from tests.fixtures.stores import OutsideServer
@@ -122,6 +124,53 @@ async def test_the_index_holds_vectors_of_the_model_in_use_alone(
             (nearest,) = await index.search(entry.scope, (await embedder.embed(entry.question)).vector, 1)
             assert (nearest.fingerprint, round(nearest.similarity, 3)) == (name, 1.0)
             assert outside_store.client.hget(ENTRY + name, "embedder") == embedder.fingerprint.encode()
+
+
+async def test_another_embedder_on_the_store_takes_no_hits_from_a_gateway_and_both_say_so(
+    config: Config,
+    upstream: Upstream,
+    other_model: Callable[[], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedder_announcements, "INTERVAL_S", 0.05)
+    second_config = config.model_copy(update={"data_dir": tmp_path / "second"})
+    async with gateway_of(config) as first:
+        for question in STORED:
+            await first.chat(question)
+        await first.chat("a question that is removed later")
+        other_model()
+        async with gateway_of(second_config) as second:
+            await migrated(second)
+            position = await second.gateway.stores.changes.end()  # type: ignore[union-attr]
+            await until(lambda: first.gateway.replication.position == position)  # type: ignore[union-attr]
+            calls = len(upstream.chats)
+            for served in (first, second, first):
+                for question in STORED:
+                    assert is_semantic(await served.chat(alike(question)))
+            assert len(upstream.chats) == calls
+            (own, other) = (served.gateway.parts.space.embedder.fingerprint for served in (first, second))
+            await until(lambda: first.gateway.describe()["other_embedders"] == [other])
+            await until(lambda: second.gateway.describe()["other_embedders"] == [own])
+            warned = [record.fields for record in caplog.records if "another embedder" in record.message]  # type: ignore[attr-defined]
+            assert sorted(warned, key=str) == sorted(
+                [{"embedder": own, "other": other}, {"embedder": other, "other": own}], key=str
+            ), "once in each log"
+            found = [one.found for one in running({"ready": True}, first.gateway.describe(), None)]
+            assert any(other in sentence for sentence in found)
+            name = {await name_of(first, "a question that is removed later")}
+            await second.gateway.parts.store.delete(list(name))
+            await until(lambda: first.gateway.parts.space.index.size == len(STORED))
+
+
+async def name_of(served: Served, question: str) -> str:
+    """Return the fingerprint of the entry of a question."""
+    async for name, _ in served.gateway.stores.redis.fingerprints():
+        entry = await served.gateway.stores.redis.get(name)
+        if entry is not None and entry.question == question:
+            return name
+    raise AssertionError
 
 
 async def test_a_migration_that_was_cut_goes_on_and_requests_are_served_meanwhile(

@@ -315,6 +315,20 @@ class RedisStore:
             self._on_put(name)
         return True
 
+    async def foreign(self, fingerprints: Sequence[str]) -> set[str]:
+        async def read(client: Any) -> list[list[bytes | None]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for name in fingerprints:
+                    pipe.hmget(self.names.entry(name), "embedder", "former_embedder")
+                return list(await pipe.execute())
+
+        rows = await self.execute(read) if fingerprints else []
+        return {
+            name
+            for name, made_by in zip(fingerprints, rows, strict=True)
+            if made_by[0] is not None and self._embedder not in made_by
+        }
+
     async def without_vector(self) -> AsyncIterator[list[str]]:
         async for members in self.listed(SCAN_BATCH, BACKGROUND_S):
             names = list(dict.fromkeys(name for name, _ in members))

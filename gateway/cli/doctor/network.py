@@ -88,6 +88,10 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
         if backend.get("breaker", "closed") != "closed":
             found = f"the circuit breaker of the backend {name} is not closed ({backend['breaker']})"
             yield warning("gateway", found, "see the findings on backends; the gateway retries by itself")
+    for other in stats.get("other_embedders", ()):
+        found = f"its embedder is {stats.get('embedder', 'unknown')}, but another gateway on its store has {other}"
+        todo = "give all gateways of a store the same embedder: else they share hits for equal questions only"
+        yield warning("gateway", found, todo)
     yield from _tenants(stats)
     yield from _stalls(stats)
     yield ok("gateway", f"it runs, policy {stats.get('policy', {}).get('hash', 'unknown')}")
