@@ -36,7 +36,7 @@ class One:
         self.name, self.store, self.log = name, store, log
         self.index = ExactIndex(DIMENSION, max_entries=100)
         self.todo: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        space = SimpleNamespace(store=store, index=self.index, decoys=Decoys())
+        space = SimpleNamespace(store=store, backing_store=store, index=self.index, decoys=Decoys())
         self.following = Replication(
             log,
             SimpleNamespace(all=(space,), with_local_index=(space,)),  # type: ignore[arg-type]
