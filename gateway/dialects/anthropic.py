@@ -15,6 +15,7 @@ import orjson
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.conversation import Conversational, split_content, transcript
+from gateway.dialects.equal_forms import messages_form
 from gateway.dialects.json_body import (
     ABSENT,
     check_limit,
@@ -127,6 +128,7 @@ def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
         decisive = without_cache_marks(decisive)
+    decisive = messages_form(decisive)
     question, context, no_question = _question(decisive)
     return Decisive(
         orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS),

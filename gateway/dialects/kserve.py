@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import is_blank
+from gateway.dialects.equal_forms import generate_form
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.kserve_message import (
     InferenceRequest,
@@ -174,7 +175,7 @@ class KServe(Unstreamed):
 
         A streaming model may send pieces, or repeat the growing text, or respond in another way.
         """
-        said = {key: given for key, given in value.items() if key != "id"}
+        said = generate_form({key: given for key, given in value.items() if key != "id"})
         text = said.get(TEXT_INPUT)
         asked = text if isinstance(text, str) and text else None
         parameters = said.get("parameters")

@@ -15,6 +15,8 @@ import orjson
 
 from gateway.dialects import openai_answers as answers
 from gateway.dialects.conversation import Conversational, split_content, transcript
+from gateway.dialects.equal_forms import COMPLETIONS, chat_form, with_defaults_left_out
+from gateway.dialects.equal_forms import EMBEDDINGS as EMBEDDING_FIELDS
 from gateway.dialects.json_body import (
     ABSENT,
     check_count,
@@ -105,6 +107,12 @@ OPERATIONS = {
 # Fields that do not decide the response: its framing, the user (part of the scope), and bookkeeping.
 NON_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
 
+# For the cache keys: requests that mean the same have one form.
+FORMS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "chat.completions": chat_form,
+    "completions": partial(with_defaults_left_out, table=COMPLETIONS),
+    "embeddings": partial(with_defaults_left_out, table=EMBEDDING_FIELDS),
+}
 NON_DECISIVE_UNSTORED = NON_DECISIVE | {"store"}
 
 
@@ -268,10 +276,11 @@ def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive
 
     `stored`: the response is stored upstream under its id, so `store` matters. The protocol's default is False.
     """
-    decisive = body
-    if not NON_DECISIVE_UNSTORED.isdisjoint(body):
+    form = FORMS[operation](body)
+    decisive = form
+    if not NON_DECISIVE_UNSTORED.isdisjoint(form):
         dropped = NON_DECISIVE if stored else NON_DECISIVE_UNSTORED
-        decisive = {key: value for key, value in body.items() if key not in dropped}
+        decisive = {key: value for key, value in form.items() if key not in dropped}
     question, context, no_question = _question(operation, decisive)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.conversation import Conversational, split_content, transcript
+from gateway.dialects.equal_forms import responses_form
 from gateway.dialects.json_body import (
     ABSENT,
     check_limit,
@@ -179,6 +180,7 @@ def _decisive(body: dict[str, Any], bypass: Bypass | None) -> Decisive:
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if isinstance(given := decisive.get("input"), list):
         decisive["input"] = [_without_names(item) for item in given]
+    decisive = responses_form(decisive)
     question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)

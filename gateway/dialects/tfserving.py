@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.equal_forms import PREDICT, with_defaults_left_out
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
@@ -39,7 +40,7 @@ class TFServing(Unstreamed):
             )
         if given[0] != "inputs" and not isinstance(value[given[0]], list):
             raise BadRequest(f"'{given[0]}' is of the wrong type: expected an array")
-        canonical = dump_json([model, rest, value], canonical=True)
+        canonical = dump_json([model, rest, with_defaults_left_out(value, PREDICT)], canonical=True)
         return Call(
             dialect=self,
             operation=verb,

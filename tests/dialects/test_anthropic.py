@@ -71,7 +71,7 @@ def test_framing_who_asks_and_marks_of_the_prompt_cache_do_not_decide(
         {"temperature": 0.5},
         {"thinking": {"type": "adaptive"}},
         {"stop_sequences": ["x"]},
-        {"service_tier": "auto"},
+        {"service_tier": "standard_only"},
         {"of_the_future": 1},
         {"tools": [{"name": "f", "input_schema": {}}]},
     ],
