@@ -93,7 +93,7 @@ class Admission(StrEnum):
     STORED = "stored"
     ERROR_STATUS = "error-status"
     NO_STORE = "no-store"  # the backend said Cache-Control: no-store
-    PRIVATE = "private"  # the backend said Cache-Control: private, and all clients share the entries
+    PRIVATE = "private"  # the answer is private, and clients that nothing tells apart would share the entry
     VARY = "vary"  # the backend's Vary names a header that is not part of the key
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
     EMPTY = "empty"  # it, or one of its choices, has no text and calls no tool: another try may say something

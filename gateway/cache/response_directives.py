@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.cache.keys import SHARE_GLOBAL
+from gateway.cache.keys import SHARE_GLOBAL, owner_of
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
+from gateway.credentials import ANONYMOUS
 from gateway.messages import Admission
 
 JSON = "application/json"
@@ -50,16 +51,28 @@ def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
 def forbidden_by(directives: ResponseDirectives, route: Route, request: RequestContext) -> Admission | None:
     """Return why the backend's headers forbid to store the answer; None: they allow it.
 
-    A private answer may be stored for one user or one tenant, but not for all. An answer that varies by a header may be
-    stored if the header is part of the request's keys.
+    A private answer may be stored for one user or one tenant, but not for all, nor for the clients without credentials.
+    An answer that varies by a header may be stored if the header is part of the request's keys.
     """
     if directives.no_store:
         return Admission.NO_STORE
-    if directives.private and request.owner == SHARE_GLOBAL:
+    if directives.private and is_shared_by_strangers(request):
         return Admission.PRIVATE
     if not all(_is_keyed(name, route, request) for name in directives.vary):
         return Admission.VARY
     return None
+
+
+def is_anonymous(request: RequestContext) -> bool:
+    """Return whether nothing tells the client from others."""
+    return request.permit is None and request.tenant == ANONYMOUS
+
+
+def is_shared_by_strangers(request: RequestContext) -> bool:
+    """Return whether clients that nothing tells apart share the entries of a request."""
+    if request.owner == SHARE_GLOBAL:
+        return True
+    return is_anonymous(request) and request.owner in (ANONYMOUS, owner_of("user", ANONYMOUS, None))
 
 
 def _is_keyed(name: str, route: Route, request: RequestContext) -> bool:

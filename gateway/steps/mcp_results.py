@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from gateway.cache.mcp_results import (
     since_change,
     subject_of,
 )
+from gateway.cache.response_directives import is_anonymous
 from gateway.config.policy.model import McpSettings, Route
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.mcp import CALL_TOOL, CHANGES, LIST_TOOLS, MCP, SESSION, params_of, read_message, result_of
@@ -70,9 +72,16 @@ def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpK
         )
         return CacheKeys(owner, *keys_of(owner, route.name, call, request.query, request.variant), directives)
 
-    request.own_keys, request.shared_keys = keys(authorisation + session, authorisation), keys(public, public)
+    # Nobody shares a key with a client that nothing tells from others: not even a call in flight.
+    owner = authorisation + session if _is_somebody(request) else secrets.token_hex(16)
+    request.own_keys, request.shared_keys = keys(owner, authorisation), keys(public, public)
     use_keys(request, request.own_keys)
     return call
+
+
+def _is_somebody(request: RequestContext) -> bool:
+    """Return whether a private result has somebody to be private to: a client with credentials, or with a session."""
+    return not is_anonymous(request) or SESSION in request.headers
 
 
 def use_keys(request: RequestContext, keys: CacheKeys) -> None:
@@ -223,6 +232,8 @@ class ResultPlacement:
         placement = place_result(self._settings, call, inspection.hints, private=private)
         if placement.admission is not Admission.STORED:
             return placement
+        if not placement.public and not _is_somebody(request):
+            return Placement(Admission.PRIVATE)
         assert request.shared_keys is not None  # only such results are placed
         owner = request.shared_keys.owner if placement.public else _authorisation(request)
         if request_time <= self._knowledge.changed_at(self._route, owner, subject_of(call)):

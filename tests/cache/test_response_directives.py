@@ -75,6 +75,25 @@ async def test_a_private_answer_is_stored_for_those_who_asked(upstream: Upstream
         assert not is_hit(await served.chat("hi", headers=bearer("b")))
 
 
+@pytest.mark.parametrize(("share", "user"), [("tenant", None), ("tenant", "ann"), ("user", None)])
+async def test_a_private_answer_is_stored_for_nobody_if_nothing_tells_clients_apart(
+    upstream: Upstream, tmp_path: Path, share: str, user: str | None
+) -> None:
+    upstream.answer = saying({"Cache-Control": "private"})
+    named = {} if user is None else {"user": user}
+    async with gateway_of(config_for(upstream, tmp_path), policy(share)) as served:
+        for _ in range(2):
+            assert not is_hit(await served.chat("hi", **named))
+        assert admissions(served) == {"private": 2.0}
+
+
+async def test_a_private_answer_is_stored_for_a_user_without_credentials(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.answer = saying({"Cache-Control": "private"})
+    async with gateway_of(config_for(upstream, tmp_path), policy("user")) as served:
+        await served.chat("hi", user="ann")
+        assert is_hit(await served.chat("hi", user="ann"))
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_follower_gets_no_answer_that_is_private_to_the_leader(
     upstream: Upstream, tmp_path: Path, streamed: bool

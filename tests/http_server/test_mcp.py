@@ -106,6 +106,25 @@ async def test_private_results_never_cross_an_authorisation(cached: Served, tool
     assert tools.names == {"weather": 1, "search": 2}
 
 
+async def test_private_results_serve_nobody_if_nothing_tells_the_clients_apart(
+    cached: Served, tools: ToolServer
+) -> None:
+    async with client_of(cached.url) as one, client_of(cached.url) as other:
+        assert await one.list_tools() == await other.list_tools()
+        notes = [await client.read_resource("note://today") for client in (one, other, one)]
+        assert len({note.contents[0].text for note in notes}) == 3  # type: ignore[union-attr]
+        assert await said(one, "weather", city="Rome") == await said(other, "weather", city="Rome")
+        assert await said(one, "search", query="x") != await said(other, "search", query="x")
+        holding = [asyncio.create_task(said(client, "hold")) for client in (one, other)]
+        await until(lambda: tools.names["hold"] == 2)  # neither waits for the other's call
+        tools.gate.set()
+        assert len(set(await asyncio.gather(*holding))) == 2
+    assert tools.calls["tools/list"] == 1
+    assert tools.calls["resources/read"] == 3
+    refused = cached.gateway.parts.telemetry.admissions.values
+    assert sum(count for labels, count in refused.items() if labels[-1] == "private") >= 5
+
+
 async def test_two_keys_of_a_tenant_are_two_authorisations(tools: ToolServer, tmp_path: Path) -> None:
     hashes = [sha256(key).hexdigest() for key in (b"alice", b"bob")]
     keys = {"mode": "keys", "keys": {"acme": hashes}}
@@ -141,7 +160,7 @@ async def test_progress_reaches_the_client_and_its_stream_is_not_stored(cached: 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         seen.append(done)
 
-    async with client_of(cached.url) as client:
+    async with client_of(cached.url, headers=ALICE) as client:
         await client.list_tools()
         for _ in range(2):
             await client.call_tool("count", {}, progress_callback=progress)
@@ -298,7 +317,7 @@ def calling(tool: str, identity: object) -> dict[str, Any]:
 
 
 async def test_identical_calls_share_one_and_keep_their_addresses(cached: Served, tools: ToolServer) -> None:
-    headers = HEADERS | {"Mcp-Method": "tools/call", "Mcp-Name": "hold"}
+    headers = HEADERS | ALICE | {"Mcp-Method": "tools/call", "Mcp-Name": "hold"}
     async with asyncio.TaskGroup() as group:
         posted = [group.create_task(cached.post("/mcp", calling("hold", name), headers)) for name in ("a", 2, "c")]
         await until(lambda: tools.names["hold"] and aboard(cached) == 3)
@@ -319,8 +338,8 @@ async def test_streams_of_identical_calls_are_not_shared(old: Served, tools: Too
 
 
 async def test_nobody_joins_a_call_from_before_a_change(cached: Served, tools: ToolServer) -> None:
-    headers = HEADERS | {"Mcp-Method": "tools/call", "Mcp-Name": "hold"}
-    async with client_of(cached.url) as client, asyncio.TaskGroup() as group:
+    headers = HEADERS | ALICE | {"Mcp-Method": "tools/call", "Mcp-Name": "hold"}
+    async with client_of(cached.url, headers=ALICE) as client, asyncio.TaskGroup() as group:
         early = group.create_task(cached.post("/mcp", calling("hold", 1), headers))
         await until(lambda: tools.names["hold"] == 1)
         async with asyncio.timeout(60), client.listen(tools_list_changed=True) as changes:

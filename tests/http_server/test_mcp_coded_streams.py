@@ -19,7 +19,7 @@ version: 1
 routes:
   - name: default
     match: {}
-    cache: {exact: {ttl: 10m}, share: global, mcp: {results: {tools/list: {ttl: 5m}}}}
+    cache: {exact: {ttl: 10m}, share: global, mcp: {results: {tools/list: {ttl: 5m, scope: public}}}}
     route: {backend: main}
 """
 LIST = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
