@@ -81,7 +81,14 @@ class Gateway:
         self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(
-            config, environ, stores, self._job_pipeline(), parts.clock, parts.telemetry, parts.subjects_of
+            config,
+            environ,
+            stores,
+            self._job_pipeline(),
+            parts.clock,
+            parts.telemetry,
+            parts.subjects_of,
+            parts.erased,
         )
         self.inflight = Inflight(config.server.max_inflight)
         pipeline = self._pipeline()

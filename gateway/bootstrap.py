@@ -39,8 +39,8 @@ from gateway.admin.static_files import StaticFiles
 from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 from gateway.cache.embedding_spaces import Space
 from gateway.cache.eraser import Eraser, LearnedQuestions, Relations
-from gateway.cache.eraser import Files as ErasableFiles
 from gateway.cache.eraser import Jobs as ErasableJobs
+from gateway.cache.erasure import RecentErasures
 from gateway.cache.export_import import ExportImport
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import remove_former_checkpoint
@@ -58,6 +58,7 @@ from gateway.context import Handler
 from gateway.dialects.known import DIALECTS
 from gateway.errors import StartupError, Unauthorized
 from gateway.jobs.batch_endpoint import BatchEndpoint
+from gateway.jobs.batch_erasure import BatchLines
 from gateway.jobs.batch_runner import BatchDriver
 from gateway.jobs.credential_encryption import Sealer
 from gateway.jobs.endpoint import CredentialPolicy, JobEndpoint, bounds_of
@@ -295,7 +296,11 @@ def eraser_of(parts: Parts, stores: Stores, removal: Purge) -> Eraser | None:
         digests=parts.subjects,
         removal=removal,
         own={"traffic": parts.recorder, "labels": parts.label_archive},
-        shared={"jobs": ErasableJobs(stores.jobs), "files": ErasableFiles(stores.batches)},
+        # The lines of batches before the jobs: no line becomes a job after these.
+        shared={
+            "files": BatchLines(stores.batches, parts.subjects.of_request),
+            "jobs": ErasableJobs(stores.jobs),
+        },
         relations=Relations(stores.redis, memory.counterexamples, memory.links),
         learned=LearnedQuestions(parts.spaces),
         served=memory.served,
@@ -402,6 +407,7 @@ def build_jobs(
     clock: Clock,
     telemetry: Telemetry,
     subjects_of: SubjectsOf | None,
+    erased: RecentErasures,
 ) -> JobParts:
     """Build the job parts. `handler` is the pipeline that runs a job. Raise `StartupError`."""
     jobs, store = config.jobs, stores.jobs
@@ -439,7 +445,7 @@ def build_jobs(
     if webhooks is not None:
         work.append(webhooks.run)
     if jobs.batches:
-        driver = _batch_driver(name, jobs, stores, sealer, clock, workers, subjects_of)
+        driver = _batch_driver(name, jobs, stores, sealer, clock, workers, subjects_of, erased.includes)
         listeners.append(driver.on_job_end)
         endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
         work.append(driver.run)
@@ -454,6 +460,7 @@ def _batch_driver(
     clock: Clock,
     workers: JobWorkers,
     subjects_of: SubjectsOf | None,
+    is_erased: Callable[[Sequence[str], str, float], bool],
 ) -> BatchDriver:
     return BatchDriver(
         name,
@@ -467,6 +474,7 @@ def _batch_driver(
         keep_s=jobs.file_ttl,
         result_s=jobs.result_ttl,
         subjects_of=subjects_of,
+        is_erased=is_erased,
     )
 
 

@@ -440,6 +440,9 @@ class BatchStore(Protocol):
 
     async def progress(self, batch: str) -> BatchProgress: ...
 
+    async def revision(self, batch: str) -> int:
+        """Return how often lines were taken out of the batch's input."""
+
     async def record_start(self, batch: str, line: int, job: str) -> None: ...
 
     async def record_output(self, batch: str, line: int, output: bytes, *, completed: bool) -> None: ...

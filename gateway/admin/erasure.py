@@ -50,7 +50,7 @@ class Counts(TypedDict):
     """Labels that are kept with their texts."""
     jobs: int
     files: int
-    """Files and batches."""
+    """Lines of a user in files of batches, or files and batches of a tenant."""
     relations: int
     """Links and counterexamples."""
     learned: int

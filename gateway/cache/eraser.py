@@ -57,10 +57,6 @@ class JobsOfSubjects(Protocol):
     async def erase(self, jobs: Sequence[str]) -> int: ...
 
 
-class FilesOfTenants(Protocol):
-    async def erase(self, tenant: str, *, dry_run: bool) -> int: ...
-
-
 class StoreDisk(Protocol):
     async def drop_deleted(self) -> list[str]:
         """Drop from the store's disk what was deleted. Return a sentence for each thing that was not reached."""
@@ -79,19 +75,6 @@ class Jobs:
     async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         found = await self._store.find(target.matches)
         return len(found) if dry_run else await self._store.erase(found)
-
-
-class Files:
-    """The files and batches of a tenant. A file has the lines of many users, so it goes with its tenant only."""
-
-    def __init__(self, store: FilesOfTenants) -> None:
-        self._store = store
-
-    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
-        if target.subjects or target.tenant is None:
-            traces.notes.append("files and batches belong to a tenant: their lines were not searched")
-            return 0
-        return await self._store.erase(target.tenant, dry_run=dry_run)
 
 
 class Relations:

@@ -99,6 +99,10 @@ class RecentErasures:
     def add(self, target: ErasureTarget) -> None:
         self._targets = (*self._targets, target)[-MAX_RECENT:]
 
+    def includes(self, subjects: Sequence[str], tenant: str, at: float) -> bool:
+        """Return whether what these subjects caused at that time (wall clock) was erased since."""
+        return any(at <= target.at and target.matches(subjects, tenant) for target in self._targets)
+
     def covers(self, judged: Judgement) -> bool:
         """Return whether a lookup, or the entry that it found, belongs to a subject that was erased lately."""
         if not self._targets:

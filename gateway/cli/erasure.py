@@ -23,7 +23,7 @@ PLACES = {
     "traffic": "requests in the traffic log",
     "labels": "labels with their texts",
     "jobs": "jobs",
-    "files": "files and batches",
+    "files": "lines of batches, or files and batches of a tenant",
     "relations": "links and counterexamples",
     "learned": "learnt lookups and decoys",
 }

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,7 @@ class _DrivenBatch:
     next: int = 0  # index of the first line that may not be accepted yet
     size: int = 0  # bytes of the responses that this gateway has written
     by_number: dict[int, BatchLine] = field(default_factory=dict)
+    revision: int = 0  # of the input, when it was read
 
 
 class BatchDriver:
@@ -82,7 +83,9 @@ class BatchDriver:
         keep_s: float,
         result_s: float,
         subjects_of: SubjectsOf | None = None,
+        is_erased: Callable[[Sequence[str], str, float], bool] = lambda *_: False,
     ) -> None:
+        self._is_erased = is_erased
         self._subjects_of = subjects_of
         self._name = name
         self._store = store
@@ -143,7 +146,9 @@ class BatchDriver:
 
     async def _step(self, name: str, leased: float, ended: set[str] | None) -> None:
         """Run one step. `ended` are the jobs to check; None: all of them."""
-        driven = self._driven.get(name) or await self._load(name, leased)
+        driven = self._driven.get(name)
+        if driven is None or await self._store.revision(name) != driven.revision:
+            driven = await self._load(name, leased)
         if driven is None:
             return
         self._driven[name], driven.leased = driven, max(leased, driven.leased)
@@ -174,6 +179,7 @@ class BatchDriver:
         batch = await self._store.batch(name)
         if batch is None:
             return None
+        revision = await self._store.revision(name)  # before the input: a change of that is seen later
         content = await self._store.content(batch.input_file)
         reader = BatchReader(content or b"", batch.endpoint, self._max_lines)
         while content is not None and not reader.at_end:
@@ -189,11 +195,14 @@ class BatchDriver:
         if batch.status == "validating":
             batch = batch.with_status("in_progress", now, total=len(lines))
             await self._store.save(batch)
+        elif batch.total != len(lines):  # some were erased
+            batch = replace(batch, total=len(lines))
+            await self._store.save(batch)
+        by_number = {line.number: line for line in lines}
         progress = await self._store.progress(name)
-        jobs = {line: job for line, job in progress.jobs.items() if line not in progress.done}
-        return _DrivenBatch(
-            batch, leased, lines, jobs, set(progress.done), by_number={line.number: line for line in lines}
-        )
+        done = progress.done & by_number.keys()
+        jobs = {line: job for line, job in progress.jobs.items() if line in by_number and line not in done}
+        return _DrivenBatch(batch, leased, lines, jobs, set(done), by_number=by_number, revision=revision)
 
     async def _collect(self, driven: _DrivenBatch, ended: set[str] | None) -> None:
         for number, job in list(driven.jobs.items()):
@@ -206,6 +215,10 @@ class BatchDriver:
 
     async def _write(self, driven: _DrivenBatch, line: BatchLine, job_state: JobState | None, reason: str) -> None:
         await self._renew_lease(driven)
+        if self._is_erased_line(driven.batch, line):  # its driver has not read the input again yet
+            driven.jobs.pop(line.number, None)
+            driven.done.add(line.number)
+            return
         if driven.size > MAX_OUTPUT:
             job_state, reason = None, "output_too_large"
         output, completed = output_of(driven.batch.id, line, job_state, reason)
@@ -244,6 +257,9 @@ class BatchDriver:
     async def _job(self, driven: _DrivenBatch, line: BatchLine) -> str | None:
         """Submit a line. Return the job's id; empty: it cannot have a job; None: there is no room now."""
         await self._renew_lease(driven)
+        if self._is_erased_line(driven.batch, line):
+            driven.done.add(line.number)
+            return ""
         batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
         try:
             sealed = self._resealed(batch, identity)
@@ -252,7 +268,7 @@ class BatchDriver:
             await self._write(driven, line, None, "credentials_lost")
             return ""
         headers = (*batch.headers, ("Content-Type", "application/json"), ("Content-Length", str(len(line.body))))
-        subjects = () if self._subjects_of is None else self._subjects_of(body_user(line.body), "")
+        subjects = self._subjects(line)
         job = Job(
             identity, batch.tenant, "POST", batch.endpoint, "", headers, line.body, sealed, Priority.LOW, "", subjects
         )
@@ -262,6 +278,12 @@ class BatchDriver:
         await self._store.record_start(batch.id, line.number, identity)
         driven.jobs[line.number] = identity
         return identity
+
+    def _subjects(self, line: BatchLine) -> tuple[str, ...]:
+        return () if self._subjects_of is None else self._subjects_of(body_user(line.body), "")
+
+    def _is_erased_line(self, batch: JobBatch, line: BatchLine) -> bool:
+        return self._is_erased(self._subjects(line), batch.tenant, batch.created)
 
     def _resealed(self, batch: JobBatch, job: str) -> bytes:
         if not batch.sealed:
@@ -275,7 +297,8 @@ class BatchDriver:
         names = {}
         for kind, completed in (("output", True), ("error", False)):
             await self._renew_lease(driven)
-            outputs = await self._store.outputs(batch.id, completed=completed)
+            found = await self._store.outputs(batch.id, completed=completed)
+            outputs = {line: output for line, output in found.items() if line in driven.by_number}
             if outputs:
                 content = await asyncio.to_thread(_joined, outputs)  # up to `MAX_OUTPUT` and a little more
                 names[f"{kind}_file"] = name = file_id(batch.id, kind)

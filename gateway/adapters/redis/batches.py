@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgpack
@@ -23,6 +23,15 @@ return 1
 """
 
 
+# KEYS: the file, and the sizes of all. ARGV: the record, the content, the id and the size.
+REPLACE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'file', ARGV[1], 'content', ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+return 1
+"""
+
+
 class RedisBatches:
     """`RedisBatches` implements `BatchStore`. `sync` None: a batch counts as accepted before it is on disk."""
 
@@ -30,7 +39,7 @@ class RedisBatches:
         self._store = store
         self._sync = sync
         self._files, self._batches = store.names.key("files:"), store.names.key("batches:")
-        self._lease = client.register_script(LEASE)
+        self._lease, self._replace = client.register_script(LEASE), client.register_script(REPLACE)
 
     async def put_file(self, file: BatchFile, content: bytes) -> None:
         def put(pipe: Any) -> None:
@@ -161,6 +170,31 @@ class RedisBatches:
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]:
         found = await self._execute(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
         return {int(line): output for line, output in found.items()}
+
+    async def all_files(self) -> list[BatchFile]:
+        """Return the files of all tenants. Raise `StoreUnavailable`."""
+        names = await self._execute(lambda client: client.zrange(self._files + "all", 0, -1))
+        found = [await self.file(name.decode()) for name in names]
+        return [file for file in found if file is not None]
+
+    async def replace_content(self, file: BatchFile, content: bytes) -> None:
+        """Replace the content of a file that exists. Its expiry stays. Raise `StoreUnavailable`."""
+        record = msgpack.packb(asdict(replace(file, size=len(content))), unicode_errors=ODD)
+        arguments = [record, content, file.id, len(content)]
+        await self._execute(lambda _: self._replace([self._file(file.id), self._files + "sizes"], arguments))
+
+    async def drop_lines(self, batch: str, lines: Sequence[int]) -> None:
+        """Forget lines of a batch that runs, and let its driver read the input again. Raise `StoreUnavailable`."""
+
+        def drop(pipe: Any) -> None:
+            for part in ("jobs", "out", "err"):
+                pipe.hdel(self._batch(batch, part), *lines)
+            pipe.hincrby(self._batch(batch), "revision", 1)
+
+        await self._write(drop)
+
+    async def revision(self, batch: str) -> int:
+        return int(await self._execute(lambda client: client.hget(self._batch(batch), "revision")) or 0)
 
     async def erase(self, tenant: str, *, dry_run: bool) -> int:
         """Remove all files and batches of a tenant, and return their number. Raise `StoreUnavailable`."""
