@@ -29,7 +29,9 @@ STATUS = {"invalid_request_error": 400, "authentication_error": 401, "not_found_
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class FormPart:
+    """A part of a form, as it came."""
+
     name: str
     filename: str | None
     content_type: str | None
@@ -93,7 +95,7 @@ def _text(body: bytes) -> str:
         return ""
 
 
-def _parts(body: bytes, boundary: str) -> Iterator[_Part]:
+def _parts(body: bytes, boundary: str) -> Iterator[FormPart]:
     """Parse a form strictly: bodies that two parsers could read differently are refused. Raise `BadRequest`."""
     try:
         with PushMultipartParser(
@@ -107,12 +109,12 @@ def _parts(body: bytes, boundary: str) -> Iterator[_Part]:
                 elif event:
                     data += event
                 elif head is not None:
-                    yield _Part(head.name, head.filename, head.content_type, data)
+                    yield FormPart(head.name, head.filename, head.content_type, data)
     except MultipartError as error:
         raise BadRequest(f"the multipart form is malformed: {error}") from None
 
 
-def _form(parts: tuple[_Part, ...], boundary: str) -> bytes:
+def _form(parts: tuple[FormPart, ...], boundary: str) -> bytes:
     pieces = []
     for part in parts:
         disposition = f"form-data; name={content_disposition_quote(part.name)}"
@@ -125,7 +127,7 @@ def _form(parts: tuple[_Part, ...], boundary: str) -> bytes:
     return b"".join(pieces) + f"--{boundary}--\r\n".encode()
 
 
-def _boundary(parts: tuple[_Part, ...]) -> str:
+def _boundary(parts: tuple[FormPart, ...]) -> str:
     """Derive a boundary from the parts, so that no part contains it and equal forms get the same one."""
     digest = hashlib.sha256(b"".join(part.data for part in parts)).hexdigest()
     while any(digest.encode() in part.data for part in parts):  # a collision that cannot be constructed
