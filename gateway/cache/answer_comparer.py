@@ -14,7 +14,7 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.answer_similarity import compare, compare_words, normalised, passages, text_vector
 from gateway.cache.labels import Labels
 from gateway.cache.learning_budget import LearningBudget
-from gateway.cache.threshold.answer_shares import AnswerShares
+from gateway.cache.threshold.answer_shares import UNLIKE_BELOW, AnswerText, RouteAnswers
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.errors import EmbedderUnavailable
@@ -87,7 +87,7 @@ class AnswerComparer:
         self._bytes = 0
         self._missed = 0  # pairs so far
         self._vectors: BoundedCache[bytes, Vector] = BoundedCache(MAX_VECTORS)
-        self._shares: dict[str, AnswerShares] = {}  # by route
+        self._answers: dict[str, RouteAnswers] = {}  # by route
         self._work_available = asyncio.Event()
         self._comparison_lock = asyncio.Lock()
         self._busy = False
@@ -190,29 +190,53 @@ class AnswerComparer:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
         if label is None:
             return
-        chance = await self.chance(pair.route, pair.call, pair.fresh)
+        told, chance = await self.evidence(pair.route, pair.call, label, pair.judged.entry, pair.fresh)
         with self.budget.spending():
-            self._labels.report(pair.route, pair.judged, label, "miss", chance)
-            await self._observe(pair)
-        if label is Label.RIGHT:
+            self._labels.report(pair.route, pair.judged, told, "miss", chance)
+        await self._observe(pair, label)
+        if told is Label.RIGHT:
             await self._labels.link(pair.judged, pair.fresh)
 
-    async def chance(self, route: str, call: Call, fresh: Entry) -> float:
-        """Return the probability that another question of the route gets an answer like the fresh one, in (0, 1)."""
-        text = await self._answer_text(call, fresh)
-        if text is None:
-            return 1.0
-        return self._shares_of(route).chance(normalised(text), self._vectors.get(_key(text)))
+    async def evidence(self, route: str, call: Call, label: Label, stored: Entry, fresh: Entry) -> tuple[Label, float]:
+        """Return what the label of two answers teaches about their questions, and the chance of an equal answer to
+        another question, in (0, 1]."""
+        a, b = [await self._known_text(call, entry) for entry in (stored, fresh)]
+        answers = self._answers_of(route)
+        if a is None or b is None or answers.says_nothing(fresh.scope, a, b):
+            return Label.UNDECIDED, 1.0
+        return label, answers.evidence_chance(fresh.scope, b)
 
-    async def _observe(self, pair: AnswerPair) -> None:
-        """Count a fresh answer among those of its route."""
-        text, shares = await self._answer_text(pair.call, pair.fresh), self._shares_of(pair.route)
-        if text is not None:
-            shares.observe(normalised(text), self._vectors.get(_key(text)))
-            self._telemetry.answer_share.set(pair.route, value=shares.largest)
+    async def chance(self, route: str, call: Call, entry: Entry) -> float:
+        """Return the greatest probability, in (0, 1], that another question of the scope may get an answer like that of
+        the entry. An answer without text says nothing: 1."""
+        answer = await self._known_text(call, entry)
+        return 1.0 if answer is None else self._answers_of(route).chance(entry.scope, answer)
 
-    def _shares_of(self, route: str) -> AnswerShares:
-        return self._shares.setdefault(route, AnswerShares())
+    async def is_frequent(self, route: str, call: Call, entry: Entry) -> bool:
+        """Return whether many questions are known to get an answer like that of the entry, so that an equal one
+        confirms no answer."""
+        answer = await self._known_text(call, entry)
+        return answer is None or self._answers_of(route).is_frequent(entry.scope, answer)
+
+    async def _observe(self, pair: AnswerPair, label: Label) -> None:
+        """Count a fresh answer among those of its route, and the label of a neighbour that is unlike the question."""
+        answer, answers = await self._known_text(pair.call, pair.fresh), self._answers_of(pair.route)
+        if answer is None:
+            return
+        with self.budget.spending():
+            answers.observe(pair.fresh.scope, answer)
+            if label is not Label.UNDECIDED and pair.judged.opinion.probability < UNLIKE_BELOW:
+                answers.observe_unlike(pair.fresh.scope, label is Label.RIGHT)
+        self._telemetry.answer_share.set(pair.route, value=answers.largest)
+
+    async def _known_text(self, call: Call, entry: Entry) -> AnswerText | None:
+        """Return the text of an answer, with its embedding if it was compared by it; None: the answer has more than
+        text."""
+        text = await self._answer_text(call, entry)
+        return None if text is None else AnswerText(normalised(text), self._vectors.get(_key(text)))
+
+    def _answers_of(self, route: str) -> RouteAnswers:
+        return self._answers.setdefault(route, RouteAnswers())
 
 
 def _key(text: str) -> bytes:

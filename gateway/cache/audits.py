@@ -61,9 +61,6 @@ class AuditCalls(BackgroundCalls):
 # identical request gets it.
 LOG = logging.getLogger("nearhit.quality")
 
-# Share of the answers to other questions that are equal: above it an equal answer leaves an audit undecided.
-MOST_CHANCE = 0.5
-
 
 @dataclass(frozen=True, slots=True)
 class _AuditCandidate:
@@ -135,14 +132,15 @@ class HitAudits:
             answers = judged.entry, fresh
             label = await self._calls.label(self._comparisons, request, chosen.rule, answers, expected)
         assert request.call is not None  # only questions are audited
-        chance = await self._comparisons.chance(request.route, request.call, fresh)
-        # An answer that most questions get does not tell whether this one was served rightly.
-        told = Label.UNDECIDED if label is Label.RIGHT and chance > MOST_CHANCE else label
-        self._controls.of(request.route).audited(told, chosen.chance)
+        call, comparisons = request.call, self._comparisons
+        # The stored answer tells how often that to another question would have been found equal.
+        equal_chance = await comparisons.chance(request.route, call, judged.entry)
+        self._controls.of(request.route).audited(label, chosen.chance, equal_chance)
+        told, chance = await comparisons.evidence(request.route, call, label, judged.entry, fresh)
         self._labels.report(request.route, judged, told, "audit", chance)
         if label is Label.WRONG:
             await self._labels.refute(relation_between(judged))
-        elif label is Label.RIGHT:
+        elif told is Label.RIGHT:
             await self._labels.link(judged, fresh)
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.audits.add(request.route, label)

@@ -51,6 +51,8 @@ class Confirmations:
     ) -> None:
         assert request.call is not None  # its answer is stored
         label = await comparisons.label(request.call, stored, fresh) or Label.UNDECIDED
+        if label is Label.RIGHT and await comparisons.is_frequent(request.route, request.call, fresh):
+            label = Label.UNDECIDED  # most questions get this answer, so it does not confirm this one
         outcome = {Label.RIGHT: "agreed", Label.WRONG: "differed"}.get(label, "undecided")
         if label is Label.RIGHT:
             try:

@@ -5,6 +5,7 @@ Within a template all prompts look alike, as the similarity is mostly the templa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,11 @@ SURE_WORDS = 25
 # Fewer words are a template where several stored prompts share them and differ within.
 MIN_WORDS, MIN_SHARE, MIN_OTHERS = 8, 0.6, 2
 # A short instruction before a long text is a template, too, where all neighbours have it: "Is this fraud? Answer yes or
-# no.", then the message.
+# no.", then the message. So is one of any length that ends with a colon or a line: "Topic:", then the message.
 SURE_OTHERS = 3
+MAX_GAP = 8  # characters after a word in which a line may end
+
+_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +40,55 @@ def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> Varying
     `neighbours`: the stored prompts nearest to `query`, with or without `stored`. Words are separated by white space;
     case does not matter.
     """
-    folded = _folded(query)
-    head, tail = _shared(folded, _folded(stored))
-    if head + tail < MIN_WORDS:
-        return None
+    folded, other = _folded(query), _folded(stored)
+    head, tail = _shared(folded, other)
+    if head + tail >= MIN_WORDS:
+        parts = _cut(query, stored, head, tail)
+        if parts.is_same or head + tail >= SURE_WORDS:
+            return parts
+        head, tail, contents = _witnessed(folded, other, neighbours, MIN_WORDS)
+        is_most = head + tail >= MIN_SHARE * max(len(folded), len(other))
+        if contents >= (MIN_OTHERS if is_most else SURE_OTHERS):
+            return _cut(query, stored, head, tail)
+    instruction = _instruction(query, head)
+    if instruction:
+        count = len(folded) - instruction  # what may vary
+        head, _, contents = _witnessed(folded[:instruction], other, neighbours, instruction)
+        if count and contents >= SURE_OTHERS:
+            return _cut(query, stored, head, 0)
+    return None
+
+
+def _witnessed(
+    query: Sequence[str], stored: Sequence[str], neighbours: Sequence[str], least: int
+) -> tuple[int, int, int]:
+    """Return the number of words at both ends that the query shares with the other prompts, and how many contents these
+    have between them. Neighbours that share fewer than `least` words are left out."""
+    head, tail = _shared(query, stored)
+    shared = [(words, *_shared(query, words)) for words in map(_folded, neighbours)]
+    witnesses = [stored]
+    for words, its_head, its_tail in sorted(shared, key=lambda each: -(min(head, each[1]) + min(tail, each[2]))):
+        both = min(head, its_head), min(tail, its_tail)
+        if sum(both) >= least:
+            head, tail = both
+            witnesses.append(words)
+    return head, tail, len({tuple(words[head : len(words) - tail]) for words in witnesses})
+
+
+def _cut(query: str, stored: str, head: int, tail: int) -> VaryingParts:
     mine, theirs = query.split(), stored.split()
-    parts = VaryingParts(" ".join(mine[head : len(mine) - tail]), " ".join(theirs[head : len(theirs) - tail]))
-    if parts.is_same or head + tail >= SURE_WORDS:
-        return parts
-    contents = {parts.stored.casefold()}
-    for other in neighbours:
-        words = _folded(other)
-        its_head, its_tail = _shared(folded, words)
-        if its_head >= head and its_tail >= tail:
-            contents.add(" ".join(words[head : len(words) - tail]))
-    is_most = head + tail >= MIN_SHARE * max(len(mine), len(theirs))
-    return parts if len(contents) >= (MIN_OTHERS if is_most else SURE_OTHERS) else None
+    return VaryingParts(" ".join(mine[head : len(mine) - tail]), " ".join(theirs[head : len(theirs) - tail]))
+
+
+def _instruction(text: str, most: int) -> int:
+    """Return how many words, of the first `most`, end with a colon or at the end of a line; 0: there is no such end."""
+    found = 0
+    for count, word in enumerate(_WORD.finditer(text), 1):
+        if count > most:
+            break
+        if word.group().endswith(":") or "\n" in text[word.end() : word.end() + MAX_GAP]:
+            found = count
+    return found
 
 
 def is_framed(query: str, stored: str, neighbours: Sequence[str]) -> bool:

@@ -134,3 +134,42 @@ def test_a_short_instruction_before_a_long_text_is_a_template_where_all_neighbou
     mixed = [frame + other[0], frame + "where can i see how much money is left on my account at the end of a month"]
     assert varying_parts(query, mixed[0], [*mixed, frame + "why was i charged for it"]) is not None
     assert varying_parts(query, mixed[0], mixed[:1]) is None
+
+
+FRAUD = "Does this message report theft or fraud? Answer yes or no.\n\n{}"
+MESSAGES = (
+    "How do I report fraud on my card?",
+    "How do I get a new card?",
+    "Where is the nearest branch?",
+    "My pin is lost",
+)
+
+
+def prompts(frame: str) -> list[str]:
+    return [frame.format(message) for message in MESSAGES]
+
+
+def test_a_word_that_two_contents_share_by_chance_hides_no_template() -> None:
+    """Both of the first end with "card?" and begin with "How do I", which the others do not."""
+    query, stored, *others = prompts(FRAUD)
+    assert varying_parts(query, stored, [stored, *others]) == VaryingParts(MESSAGES[0], MESSAGES[1])
+
+
+@pytest.mark.parametrize(
+    "frame", ["Fraud? Yes or no:\n{}", "Topic: {}", "Classify this message\n\n{}", "Sentiment:\t{}"]
+)
+def test_an_instruction_of_any_length_is_a_template(frame: str) -> None:
+    query, stored, *others = prompts(frame)
+    assert varying_parts(query, stored, [stored, *others]) == VaryingParts(MESSAGES[0], MESSAGES[1])
+    assert varying_parts(query, stored, [stored]) is None, "nobody else uses it"
+
+
+def test_words_that_questions_begin_with_are_no_instruction() -> None:
+    query, *others = ("How do I pay?", "How do I leave?", "How do I win?", "How do I sing?")
+    assert varying_parts(query, others[0], others) is None
+
+
+def test_a_neighbour_without_the_template_does_not_shorten_it() -> None:
+    query, stored, *others = prompts(FRAUD)
+    found = varying_parts(query, stored, [stored, *others, "Does this message say anything?", "Where is my card?"])
+    assert found == VaryingParts(MESSAGES[0], MESSAGES[1])

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.threshold.answer_shares import right_after_equal
+from gateway.cache.threshold.answer_shares import label_weight
 from gateway.cache.threshold.client_labels import TOGETHER, ClientLabels, bounded_weights
 from gateway.cache.threshold.drift import DriftDetector
 from gateway.cache.threshold.ledger import (
@@ -38,7 +38,8 @@ from gateway.ports import Acceptance, PriorBands
 #
 # score' = score + REACH * sum(K_i r_i) / (PRIOR + sum(K_i))
 # r_i = right_i - probability_i            the label minus the verifier's expectation
-# K_i = max(0, (cos(question, question_i) - FLOOR) / (1 - FLOOR)) ** 2
+# K_i = w_i max(0, (cos(question, question_i) - FLOOR) / (1 - FLOOR)) ** 2
+# w_i                                      how much the label says: 1, or less for an equal answer that is frequent
 #
 # Residuals of other clients that raise a score count within bounds (`gateway.cache.threshold.client_labels`).
 #
@@ -49,17 +50,22 @@ from gateway.ports import Acceptance, PriorBands
 
 REACH, PRIOR, FLOOR = 0.5, 0.5, 0.5
 
+# Prompts of one template all have a cosine above .7, whatever their varying part says. So only the nearest tenth of the
+# labels count as near. `FLOOR_LABELS` at `FLOOR` are added to the known ones, so that up to 22 labels count as before.
+FAR, FLOOR_LABELS, MOST_FLOOR = 0.9, 200, 0.9
+
 IDENTICAL = 0.9995  # cosine: the same question, after the rounding of a snapshot to float16
 
 CAPACITY = 2000  # labelled lookups per route: 3 MB, and 0.1 ms to search
 
 
 IntArray = NDArray[np.intp]
+FloatArray32 = NDArray[np.float32]
 
-EvidenceRows = tuple[bytes, bytes, bytes, int]
+EvidenceRows = tuple[bytes, bytes, bytes, int, bytes]
 """The labelled lookups of a snapshot: see `Evidence.rows`."""
 
-NO_ROWS: EvidenceRows = (b"", b"", b"", 0)
+NO_ROWS: EvidenceRows = (b"", b"", b"", 0, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class LabelledLookup:
 
     vector: Vector  # of the new question
     probability: float  # from the verifier, that the answer is right
-    right: float  # 1 or 0, or how likely it is right
-    weight: float = 1.0  # how much the label says, in [0, 1]
+    right: float  # 1 or 0
+    weight: float = 1.0  # how much the label says, in (0, 1]
     client: str = TOGETHER  # the one that asked: 16 hex digits, or not known
 
 
@@ -80,6 +86,7 @@ class Evidence:
         self._capacity = capacity
         self._vectors: Any = None  # (capacity, d) float32; allocated when the first label gives d
         self._residuals = np.zeros(capacity, np.float32)
+        self._weights = np.zeros(capacity, np.float32)
         self._clients = np.zeros(capacity, np.uint64)
         self._groups: tuple[dict[int, int], IntArray] | None = None
         self._next = 0
@@ -92,7 +99,8 @@ class Evidence:
         if self._vectors is None:
             self._vectors = np.zeros((self._capacity, label.vector.shape[0]), np.float32)
         self._vectors[self._next] = label.vector
-        self._residuals[self._next] = label.weight * (label.right - label.probability)
+        self._residuals[self._next] = label.right - label.probability
+        self._weights[self._next] = label.weight
         self._clients[self._next], self._groups = _number(label.client), None
         self._next = (self._next + 1) % self._capacity
         self._count = min(self._count + 1, self._capacity)
@@ -106,7 +114,7 @@ class Evidence:
         dropped = int(same.sum())
         if dropped:
             kept = order[~same]
-            for column in (self._vectors, self._residuals, self._clients):
+            for column in (self._vectors, self._residuals, self._weights, self._clients):
                 column[: len(kept)] = column[kept]
             self._groups = None
             self._count = len(kept)
@@ -123,8 +131,9 @@ class Evidence:
         count = self._count
         if count == 0:
             return 0.0
-        nearness = (self._vectors[:count] @ vector - FLOOR) / (1 - FLOOR)
-        weights = np.square(np.maximum(nearness, 0.0))
+        cosines = self._vectors[:count] @ vector
+        floor = _floor_among(cosines)
+        weights = np.square(np.maximum(cosines - floor, 0.0) / (1 - floor)) * self._weights[:count]
         residuals, number = self._residuals[:count], _number(client)
         if number:
             clients, groups = self._grouped()
@@ -140,30 +149,45 @@ class Evidence:
         return self._groups
 
     def rows(self) -> EvidenceRows:
-        """Return vectors (float16), residuals (float32) and clients (uint64), oldest first, and the dimension, for a
-        snapshot."""
+        """Return vectors (float16), residuals (float32) and clients (uint64), oldest first, the dimension, and the
+        weights (float32), for a snapshot."""
         if self._vectors is None:
             return NO_ROWS
         order = self._order()
         vectors, residuals = self._vectors[order].astype("<f2"), self._residuals[order].astype("<f4")
-        clients = self._clients[order].astype("<u8")
-        return vectors.tobytes(), residuals.tobytes(), clients.tobytes(), int(vectors.shape[1])
+        clients, weights = self._clients[order].astype("<u8"), self._weights[order].astype("<f4")
+        dimension = int(vectors.shape[1])
+        return vectors.tobytes(), residuals.tobytes(), clients.tobytes(), dimension, weights.tobytes()
 
-    def restore(self, vectors: bytes, residuals: bytes, clients: bytes, dimension: int) -> None:
-        """Load the result of `rows`. Raise ValueError where its parts do not fit together."""
+    def restore(
+        self, vectors: bytes, residuals: bytes, clients: bytes, dimension: int, weights: bytes | None = None
+    ) -> None:
+        """Load the result of `rows`. `weights` None: every label says all that it can, as earlier versions had it.
+        Raise ValueError where its parts do not fit together."""
         if dimension == 0:
             return
         kept = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
         said, asked = np.frombuffer(residuals, "<f4"), np.frombuffer(clients, "<u8")
-        if not len(kept) == len(said) == len(asked) or not (np.isfinite(kept).all() and np.isfinite(said).all()):
+        worth = np.ones(len(said), np.float32) if weights is None else np.frombuffer(weights, "<f4")
+        if not len(kept) == len(said) == len(asked) == len(worth):
             raise ValueError(f"{len(kept)} vectors with {len(said)} residuals of {len(asked)} clients")
-        kept, said, asked = kept[-self._capacity :], said[-self._capacity :], asked[-self._capacity :]
+        if not (np.isfinite(kept).all() and np.isfinite(said).all() and ((worth >= 0) & (worth <= 1)).all()):
+            raise ValueError("a labelled lookup is no finite number, or its weight is not between 0 and 1")
+        count = min(len(said), self._capacity)
         self._vectors = np.zeros((self._capacity, dimension), np.float32)
-        self._vectors[: len(kept)] = kept
-        self._residuals[: len(said)] = said
-        self._clients[: len(asked)], self._groups = asked, None
-        self._count = len(said)
+        self._vectors[:count] = kept[len(kept) - count :]
+        for column, values in ((self._residuals, said), (self._weights, worth), (self._clients, asked)):
+            column[:count] = values[len(values) - count :]
+        self._groups = None
+        self._count = count
         self._next = self._count % self._capacity
+
+
+def _floor_among(cosines: FloatArray32) -> float:
+    """Return the cosine from which a label counts as near: `FAR` of them are further, and it is at least `FLOOR`."""
+    count = len(cosines)
+    at = int(FAR * (count + FLOOR_LABELS)) - FLOOR_LABELS  # with so many more labels at `FLOOR`
+    return FLOOR if at < 0 else max(FLOOR, min(MOST_FLOOR, float(np.partition(cosines, at)[at])))
 
 
 def _number(client: str) -> int:
@@ -178,6 +202,10 @@ GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this r
 NEAR = 0.1  # distance from the threshold at which a label is worth 1/e of one at it
 
 MOST_WRONG_OF_PARTS = 0.01  # share of wrong hits that a question which is part of a long prompt is judged by at most
+
+# Audits that tell little more than that the promise is kept to twice its share: at 1 % and 30 % hits, 60 audits without
+# a fault have an upper bound of 1.8 %. They are soon done, and their number does not depend on what they tell.
+LEAST_AUDITS, YOUNG_AUDITS = 60, 5.0
 
 REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.5 ms
 
@@ -349,9 +377,20 @@ class RouteControl:
     def audit_chance(self, score: float, share: float) -> float:
         """Return the probability of auditing a hit with this score, so that on average `share` of all hits are.
 
-        A share of 1 audits every hit.
+        A share of 1 audits every hit. A route that was audited less than `LEAST_AUDITS` times is audited
+        `YOUNG_AUDITS` times as often, until it is known to keep twice its promise.
         """
-        return 1.0 if share >= 1.0 else min(1.0, share * self._band_weights()[band_of(score)])
+        if share >= 1.0:
+            return 1.0
+        return min(1.0, share * self._band_weights()[band_of(score)] * (YOUNG_AUDITS if self._is_young else 1.0))
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether too few audits tell how often hits are wrong."""
+        if self._budget is None:
+            return False
+        known = self._advanced_wrong_hits()
+        return known.audits < LEAST_AUDITS and known.estimate().of_all_high > 2 * self._budget
 
     def label_worth(self, score: float) -> float:
         """Return how much the label of a neighbour with this score would tell: 1 for a mean band at the threshold.
@@ -388,10 +427,12 @@ class RouteControl:
         return True
 
     def _learn(self, observation: Observation) -> None:
-        wrong, weight, score = 1.0, 1.0, observation.score
+        score, right = observation.score, observation.label is Label.RIGHT
         predicted = self._predicted(score)
-        if observation.label is Label.RIGHT:
-            wrong, weight = 1 - right_after_equal(1 - predicted, observation.chance), 1 - observation.chance
+        weight = label_weight(1 - predicted, observation.chance, equal=right)
+        if weight <= 0:
+            return
+        wrong = 0.0 if right else 1.0
         self._drift.add(band_of(score), predicted, wrong, weight)
         if self.labels_since_drift is not None:
             self.labels_since_drift += 1
@@ -446,10 +487,12 @@ class RouteControl:
             self._forget_thresholds()
         return dropped
 
-    def audited(self, label: Label, chance: float) -> None:
-        self._advanced_wrong_hits().audited(label, chance)
+    def audited(self, label: Label, chance: float, equal_chance: float = 0.0) -> None:
+        """Record an audit. `chance`: the probability of its choice. `equal_chance`: that of an equal answer to another
+        question than the one of the stored answer."""
+        self._advanced_wrong_hits().audited(label, chance, equal_chance)
         self.version += 1
-        self._report(("audit", label.value, chance))
+        self._report(("audit", label.value, chance, equal_chance))
 
     def record_complaint(self) -> None:
         self._advanced_wrong_hits().record_complaint()
@@ -484,7 +527,9 @@ class RouteControl:
             self._advanced_wrong_hits().served += traffic.hits
             self._changes_since_refresh += sum(traffic.neighbours.values())
         elif kind == "audit":
-            self._advanced_wrong_hits().audited(Label(row[0]), float(row[1]))
+            told, chance, *more = row
+            equal_chance = float(more[0]) if more else 0.0  # earlier versions do not tell it
+            self._advanced_wrong_hits().audited(Label(told), float(chance), equal_chance)
         elif kind == "complaint":
             self._advanced_wrong_hits().record_complaint()
         elif kind == "drift":
@@ -561,7 +606,7 @@ class RouteControl:
             version = int(version)
             drift = DriftDetector.of_row(tuple(drift_row))
             since_drift = None if since_drift is None else int(since_drift)
-            known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
+            known = WrongHits.of_row({str(name): float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.restore(labels, wrong, neighbours, requests, sized_lookups, log_size)

@@ -79,3 +79,37 @@ def test_rows_bring_back_what_was_known(count: int) -> None:
 def test_rows_that_do_not_fit_are_refused(vectors: bytes, residuals: bytes, clients: bytes, dimension: int) -> None:
     with pytest.raises(ValueError):
         Evidence().restore(vectors, residuals, clients, dimension)
+
+
+def test_labels_of_one_template_count_near_their_own_content_alone() -> None:
+    """All prompts of the template have a cosine of .8 or more, so a fault would lower every score."""
+    random, evidence = np.random.default_rng(3), Evidence()
+    template = np.zeros(64, np.float32)
+    template[0] = 2.0
+
+    def prompt(content: Vector) -> Vector:
+        whole = template + content / np.linalg.norm(content)
+        return np.asarray(whole / np.linalg.norm(whole), np.float32)
+
+    contents = [np.concatenate([[0.0], random.normal(size=63)]).astype(np.float32) for _ in range(200)]
+    for content in contents[:-1]:
+        evidence.add(LabelledLookup(prompt(content), 0.5, 0.0))
+    assert min(float(prompt(contents[-1]) @ prompt(content)) for content in contents[:-1]) > 0.6
+    assert evidence.shift(prompt(contents[0])) < 2 * evidence.shift(prompt(contents[-1]))
+    assert -0.1 < evidence.shift(prompt(contents[-1])) < 0.0
+
+
+def test_a_label_that_says_little_moves_little_and_hides_no_other() -> None:
+    evidence, both = Evidence(), Evidence()
+    evidence.add(LabelledLookup(at(0), 0.5, 0.0))
+    both.add(LabelledLookup(at(0), 0.5, 0.0))
+    for _ in range(5):
+        both.add(LabelledLookup(at(0), 0.5, 1.0, weight=0.01))
+    assert both.shift(at(0)) == pytest.approx(evidence.shift(at(0)), rel=0.2)
+
+
+def test_rows_of_an_earlier_version_have_no_weights() -> None:
+    evidence, again = Evidence(), Evidence()
+    evidence.add(LabelledLookup(at(40), 0.5, 1.0))
+    again.restore(*evidence.rows()[:4])
+    assert again.shift(at(40)) == pytest.approx(evidence.shift(at(40)), abs=1e-3)

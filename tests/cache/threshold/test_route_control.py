@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
-from gateway.cache.threshold.route_control import NO_ROWS, VERSION, Controls, Observation, RouteControl
+from gateway.cache.threshold.route_control import (
+    LEAST_AUDITS,
+    NO_ROWS,
+    VERSION,
+    YOUNG_AUDITS,
+    Controls,
+    Observation,
+    RouteControl,
+)
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import SnapshotInvalid
 from gateway.ports import Acceptance
@@ -119,3 +127,28 @@ def test_routes_do_not_learn_from_each_other() -> None:
     seen(controls.of("a"), 0.9, Label.WRONG)
     assert (controls.of("a").labels, controls.of("b").labels) == (1, 0)
     assert {route for route, _ in controls.all()} == {"a", "b"}
+
+
+def test_a_young_route_is_audited_more_often_until_its_promise_is_known() -> None:
+    control = RouteControl(PRIOR, "basis")
+    control.threshold(PROMISE)
+    control.advance(1_000)
+    for _ in range(300):
+        control.hit()
+    young = control.audit_chance(0.9, 0.02)
+    for _ in range(LEAST_AUDITS):
+        control.audited(Label.RIGHT, young)
+    assert control.audit_chance(0.9, 0.02) == pytest.approx(young / YOUNG_AUDITS)
+
+
+def test_a_route_whose_audits_say_nothing_is_not_audited_more_often_for_ever() -> None:
+    control = RouteControl(PRIOR, "basis")
+    control.threshold(PROMISE)
+    control.advance(1_000)
+    for _ in range(300):
+        control.hit()
+    young = control.audit_chance(0.9, 0.02)
+    for _ in range(LEAST_AUDITS + 1):
+        control.audited(Label.RIGHT, young, equal_chance=1.0)
+    assert control.audit_chance(0.9, 0.02) == pytest.approx(young / YOUNG_AUDITS)
+    assert control.audit_chance(0.9, 0.0) == 0.0

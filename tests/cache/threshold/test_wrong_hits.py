@@ -86,3 +86,43 @@ def test_wilson_is_the_textbook_interval() -> None:
     low, high = wilson_interval(0.1, 100)  # Brown, Cai and DasGupta 2001, formula (4), by hand
     assert (low, high) == (pytest.approx(0.0552, abs=2e-4), pytest.approx(0.1744, abs=2e-4))
     assert wilson_interval(0.5, 0) == (0.0, 1.0)
+
+
+def test_audits_of_answers_that_all_questions_get_say_nothing() -> None:
+    counts = WrongHits()
+    counts.advance(10_000)
+    for _ in range(1_000):
+        counts.hit()
+        counts.audited(Label.RIGHT, 0.5, equal_chance=1.0)
+    estimate = counts.estimate()
+    assert math.isnan(estimate.of_all) and math.isnan(estimate.of_served)
+    assert (estimate.of_served_low, estimate.of_served_high) == (0.0, 1.0)
+    assert estimate.of_all_high == pytest.approx(counts.served / counts.requests)
+
+
+def test_faults_that_equal_answers_hide_are_added() -> None:
+    """Of 100 hits that are wrong by question, "no" is the answer to both in 90."""
+    counts = WrongHits()
+    counts.advance(10_000)
+    for number in range(1_000):
+        counts.hit()
+        counts.audited(Label.WRONG if number < 10 else Label.RIGHT, 1.0, equal_chance=0.9)
+    estimate = counts.estimate()
+    assert estimate.of_served == pytest.approx(0.1)
+    assert estimate.of_served_low < 0.06 and estimate.of_served_high > 0.17
+
+
+@pytest.mark.parametrize("equal_chance", [0.0, 0.9, 1.0])
+def test_a_fault_is_always_told(equal_chance: float) -> None:
+    counts = WrongHits()
+    counts.hit(10)
+    counts.audited(Label.WRONG, 0.02, equal_chance)
+    estimate = counts.estimate()
+    assert estimate.of_served == 1.0
+    assert 0.0 < estimate.of_served_low < 0.3
+
+
+def test_sums_of_an_earlier_version_count_every_audit_in_full() -> None:
+    old = WrongHits.of_row({"requests": 100.0, "served": 50.0, "weights": 20.0, "squares": 20.0, "wrong": 2.0})
+    assert old.information == 20.0
+    assert old.estimate().of_served == pytest.approx(0.1)
