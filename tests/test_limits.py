@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, take_arguments
+from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, limit_states, settle_arguments, take_arguments
 from gateway.limits import (
+    HELD,
     MICROS,
     Cost,
     Demand,
@@ -158,21 +159,19 @@ class Scripts:
         at = f"{{'{self.now_us // MICROS}', '{self.now_us % MICROS}'}}"
         with self._client.pipeline() as pipe:
             pipe.eval(script.replace(TIME, at), len(keys), *keys, *arguments)
-            for key in keys if self._lasting else ():
+            for key in (*keys, *(key + HELD for key in keys)) if self._lasting else ():
                 pipe.persist(key)
             return pipe.execute()[0]  # type: ignore[no-any-return]
 
     def take(self, demands: Sequence[Demand]) -> TakeResult:
-        granted, now, *observed = self._run(TAKE, [d.key for d in demands], take_arguments(demands, 3_600_000))
-        assert int(now) == self.now_us
-        return TakeResult(
-            bool(granted),
-            tuple(LimitState(bool(o), v) for o, v in zip(observed[::2], observed[1::2], strict=True)),
-            int(now),
+        granted, now, *observed = self._run(
+            TAKE, [d.key for d in demands], take_arguments(demands, 10**12 if self._lasting else 3_600_000)
         )
+        assert int(now) == self.now_us
+        return TakeResult(bool(granted), limit_states(observed), int(now))
 
     def settle(self, returns: Sequence[Return]) -> None:
-        self._run(SETTLE, [r.key for r in returns], [part for r in returns for part in (r.kind, repr(r.amount), r.of)])
+        self._run(SETTLE, [r.key for r in returns], settle_arguments(returns))
 
 
 WAITS = st.sampled_from([0, 0, 1, 1000, 250_000, MICROS, 30 * MICROS, 3600 * MICROS, 86_400 * MICROS])
@@ -186,12 +185,15 @@ def test_the_store_and_one_process_reckon_alike(
     outside_store.client.flushall()
     scripts, meters = Scripts(outside_store.client, lasting=True), Meters()
     rate = PacedLimit("r", 60 * MICROS / data.draw(st.integers(1, 100)), data.draw(st.integers(1, 20)), 1)
-    for wait in waits:
+    for number, wait in enumerate(waits):
         scripts.now_us += wait
         units = data.draw(st.integers(1, 25))
+        least = data.draw(st.integers(0, 25))
+        tokens = PacedLimit("r", rate.interval_us, rate.burst, units, least, f"m{number}")
+        dollars = Cost("d", 500, data.draw(st.integers(0, 200)), "day", soft=False, floor=least, member=f"m{number}")
         demands: list[Demand] = [
-            PacedLimit("r", rate.interval_us, rate.burst, units),
-            Cost("d", 500, data.draw(st.integers(0, 200)), "day", soft=False),
+            tokens,
+            dollars,
             Cost("m", 900, 50, "month", soft=True),
             LimitPart("l", 0.3),
         ]
@@ -199,11 +201,12 @@ def test_the_store_and_one_process_reckon_alike(
         theirs = scripts.take(demands)
         assert (theirs.granted, [t.ok for t in theirs.observed]) == (mine.granted, [t.ok for t in mine.observed])
         assert all(abs(a.level - b.level) <= 1 for a, b in zip(theirs.observed, mine.observed, strict=True))
+        assert all(abs(a.held - b.held) <= 1 for a, b in zip(theirs.observed, mine.observed, strict=True))
         if theirs.granted and data.draw(st.booleans()):
-            change = data.draw(st.integers(-20, 40))
+            real = data.draw(st.integers(0, 40))
             returns = [
-                Return("pace", "r", change * rate.interval_us),
-                Return("spend", "d", change, window_of("day", scripts.now_us)),
+                Return("pace", "r", real * rate.interval_us, "", tokens.reservation),
+                Return("spend", "d", real, window_of("day", scripts.now_us), dollars.reservation),
                 Return("part", "l"),
             ]
             returns = returns if theirs.observed[3].ok else returns[:2]

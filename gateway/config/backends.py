@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import closest_match, format_value
 from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, optional_section
-from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm
+from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm, Shorthand, any_of
 from gateway.config.units import (
     POSITIVE_SHARE,
     PositiveDuration,
@@ -20,6 +20,7 @@ from gateway.config.units import (
     parse_positive_share,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.messages import Price, Unit
 
 MAX_UPSTREAMS = 256
 
@@ -178,6 +179,13 @@ def url_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
 
 _Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 
+CallPrices = Annotated[
+    Mapping[Text, _Dollars],
+    BeforeValidator(lambda value: {"*": value} if isinstance(value, int | float) and value is not True else value),
+    Shorthand(lambda inner: any_of({"type": "number", "minimum": 0}, inner)),
+]
+"""Globs of paths -> the dollars of a call. A number stands for all paths."""
+
 _Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -206,6 +214,24 @@ class PriceConfig(Section):
     cached_input_per_million: _Dollars | None = None
     """US dollars for a million input tokens that the backend reads from its prompt cache, at most `input_per_million`.
     Without it they cost as much as other input."""
+
+    per_call: CallPrices = Field(default_factory=dict)
+    """US dollars for a call, besides its tokens: a number, or globs of paths such as `{"/v1/moderations": 0, "/v1/ocr":
+    0.004}`. The first match decides. 0 states that such calls are free."""
+    per_image: _Dollars | None = None
+    """US dollars for an image that is generated or edited."""
+    per_minute: _Dollars | None = None
+    """US dollars for a minute of sound that is transcribed or translated, and of an open WebSocket."""
+    per_second: _Dollars | None = None
+    """US dollars for a second of video that is generated."""
+    per_million_characters: _Dollars | None = None
+    """US dollars for a million characters that are spoken."""
+
+    @property
+    def compiled(self) -> Price:
+        units = tuple((unit, dollars) for unit in Unit if (dollars := getattr(self, unit)) is not None)
+        tokens = self.input_per_million, self.output_per_million, self.cached_input_per_million
+        return Price(*tokens, tuple(self.per_call.items()), units)
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

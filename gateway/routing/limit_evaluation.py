@@ -6,9 +6,11 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.limits import (
     MICROS,
+    SLACK_US,
     Cap,
     Cost,
     Demand,
@@ -21,6 +23,7 @@ from gateway.limits import (
     Return,
     Slot,
     TakeResult,
+    could_fit,
     is_soft,
     left,
     wait_us,
@@ -28,12 +31,20 @@ from gateway.limits import (
 )
 from gateway.messages import Call
 
-# The usage of a call is estimated before the call and corrected after it.
+# The usage of a call is reserved before the call and settled after it.
 
 # OpenAI's rule of thumb for English text. It counts bytes, so that other scripts are not underestimated much.
 BYTES_A_TOKEN = 4
 
 FIRST_GUESS = 256  # output tokens, before any answer was seen
+
+# Before any answer was seen a call is reserved as a large one, so that the first one goes alone where a limit is small.
+# Output: the longest answers of most models. Input: the instructions that an application may add.
+UNKNOWN_OUTPUT, UNKNOWN_INPUT = 32_768, 8_192
+
+MAX_KINDS = 256  # kinds of calls of a route whose lengths are remembered
+
+FORGETTING = 0.02  # part of the distance by which an estimate falls with each shorter answer
 
 
 def input_tokens(call: Call) -> int:
@@ -46,27 +57,61 @@ def input_tokens(call: Call) -> int:
 
 
 class TypicalLength:
-    """A running estimate of the length of a route's answers.
+    """Running estimates of the lengths of one kind of call.
 
-    It rises ten times as fast as it falls. So it settles where the excess of longer answers is a tenth of the shortfall
-    of shorter ones (an expectile).
+    The typical output rises ten times as fast as it falls. So it settles where the excess of longer answers is a tenth
+    of the shortfall of shorter ones (an expectile). The upper ones rise to each new maximum at once, and fall slowly.
     """
 
-    __slots__ = ("_tokens",)
+    __slots__ = ("_beyond", "_excess", "_highest", "_typical", "learned")
 
     def __init__(self) -> None:
-        self._tokens = float(FIRST_GUESS)
+        self.learned = False
+        self._typical = float(FIRST_GUESS)
+        self._highest = float(UNKNOWN_OUTPUT)
+        self._excess = float(UNKNOWN_INPUT)  # of the input over its estimate
+        self._beyond = 0.0  # of the output over the client's limit: some backends do not count reasoning
 
-    def saw(self, tokens: int) -> None:
-        error = tokens - self._tokens
-        self._tokens += (0.2 if error > 0 else 0.02) * error
+    def saw(self, estimated_input: int, max_output: int | None, input_count: int, output_count: int) -> None:
+        """Learn from a call."""
+        excess = max(0, input_count - estimated_input)
+        if max_output is not None:
+            beyond = max(0, output_count - max_output)
+            self._beyond = max(beyond, self._beyond + FORGETTING * (beyond - self._beyond))
+        if not self.learned:
+            self.learned, self._typical, self._highest, self._excess = True, output_count, output_count, excess
+            return
+        error = output_count - self._typical
+        self._typical += (0.2 if error > 0 else FORGETTING) * error
+        self._highest = max(output_count, self._highest + FORGETTING * (output_count - self._highest))
+        self._excess = max(excess, self._excess + FORGETTING * (excess - self._excess))
 
-    def output_tokens(self, call: Call) -> int:
-        """Return the estimate, limited by the client's `max_tokens`."""
-        if call.operation == "embeddings":
-            return 0
-        typical = max(1, round(self._tokens))
-        return typical if call.max_tokens is None else min(typical, call.max_tokens)
+    def reserve(self, estimated_input: int, max_output: int | None, *, answers: bool = True) -> Tokens:
+        """Return the tokens to reserve. `max_output`: as the client limits it. `answers`: it has output tokens."""
+        if not answers:
+            return Tokens(estimated_input + round(self._excess), 0, estimated_input, 0, estimated_input, 0)
+        highest = max(1, round(self._highest)) if max_output is None else max_output + round(self._beyond)
+        typical = max(1, round(self._typical))
+        least = typical if self.learned else 1
+        return Tokens(
+            upper_input=estimated_input + round(self._excess),
+            upper_output=highest,
+            likely_input=estimated_input,
+            likely_output=typical if max_output is None else max_output,
+            least_input=estimated_input,
+            least_output=least if max_output is None else min(least, max_output),
+        )
+
+
+class Tokens(NamedTuple):
+    """The tokens of a call that has not begun: at most, likely, and what it needs if no other call is in flight."""
+
+    upper_input: int
+    upper_output: int
+    likely_input: int
+    likely_output: int
+    least_input: int
+    least_output: int
 
 
 ALL_ROUTES = "*"  # stands for the route; no route can have this name
@@ -80,10 +125,26 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The expected cost of a call."""
+    """The cost of a call."""
 
     tokens: int = 0
     micros: int = 0  # millionths of a US dollar
+
+    def __add__(self, other: CostEstimate) -> CostEstimate:
+        return CostEstimate(self.tokens + other.tokens, self.micros + other.micros)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The cost of a call that has not begun. `least`: what it needs if no other call is in flight."""
+
+    upper: CostEstimate = CostEstimate()
+    likely: CostEstimate = CostEstimate()
+    least: CostEstimate = CostEstimate()
+
+    @classmethod
+    def of(cls, estimate: CostEstimate) -> Reservation:
+        return cls(estimate, estimate, estimate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +157,7 @@ class LimitRequest:
     rule_text: str  # the limit as an operator writes it
     demand: Demand
     pace: Pace | None = None
+    likely: float = 1.0  # of a rate: the units that clients are shown
 
     @property
     def is_global(self) -> bool:
@@ -114,10 +176,16 @@ def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str
 
 
 def limit_requests(
-    route: str, limits: Sequence[Limits], whose: Mapping[Per, str], estimate: CostEstimate, member: str
+    route: str, limits: Sequence[Limits], whose: Mapping[Per, str], reserved: Reservation, member: str
 ) -> list[LimitRequest]:
     """Return all demands of a call, before it goes to a backend."""
-    return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], estimate, member)]
+    return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], reserved, member)]
+
+
+def limits_calls(rule: Limits) -> bool:
+    """Return whether a rule has a limit of calls to backends, not only of requests."""
+    of_requests = rule.requests and not rule.count_hits
+    return bool(of_requests or rule.tokens or rule.caps or rule.concurrency or rule.large_share)
 
 
 def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) -> list[LimitRequest]:
@@ -127,17 +195,17 @@ def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) 
 
 def _requests(route: str, rule: Limits, subject: str) -> Iterator[LimitRequest]:
     for pace in rule.requests:
-        yield _paced(route, rule.per, subject, "requests", pace, 1)
+        yield _paced(route, rule.per, subject, "requests", pace)
 
 
 def _limit_requests(
-    route: str, rule: Limits, subject: str, estimate: CostEstimate, member: str
+    route: str, rule: Limits, subject: str, reserved: Reservation, member: str
 ) -> Iterator[LimitRequest]:
     where = f"{route}:{rule.per}:{subject}:"
     if not rule.count_hits:
         yield from _requests(route, rule, subject)
     for pace in rule.tokens:
-        yield _paced(route, rule.per, subject, "tokens", pace, estimate.tokens)
+        yield _paced(route, rule.per, subject, "tokens", pace, reserved, member)
     if rule.concurrency is not None:
         slot = Slot(where + "concurrency", rule.concurrency, member)
         yield LimitRequest("concurrency", rule.per, subject, str(rule.concurrency), slot)
@@ -145,18 +213,35 @@ def _limit_requests(
         part = LimitPart(where + "large_share", rule.large_share)
         yield LimitRequest("large_share", rule.per, subject, f"{100 * rule.large_share:g}%", part)
     for cap in rule.caps:
-        spend = Cost(_cap_key(where, cap), cap.micros, estimate.micros, cap.window, cap.light)
+        upper, least = reserved.upper.micros, reserved.least.micros
+        spend = Cost(_cap_key(where, cap), cap.micros, upper, cap.window, cap.light, least, member)
         yield LimitRequest("cost", rule.per, subject, f"{cap.micros / MICROS:.2f} USD a {cap.window}", spend)
 
 
-def _paced(route: str, per: Per, subject: str, limit: str, pace: Pace, units: int) -> LimitRequest:
+def _paced(
+    route: str, per: Per, subject: str, limit: str, pace: Pace, reserved: Reservation | None = None, member: str = ""
+) -> LimitRequest:
     key = f"{route}:{per}:{subject}:{limit}/{pace.period}"
-    demand = PacedLimit(key, pace.period_s * MICROS / pace.amount, pace.burst, units)
-    return LimitRequest(limit, per, subject, str(pace), demand, pace)
+    interval_us = pace.period_s * MICROS / pace.amount
+    if reserved is None:
+        return LimitRequest(limit, per, subject, str(pace), PacedLimit(key, interval_us, pace.burst, 1), pace)
+    demand = PacedLimit(key, interval_us, pace.burst, reserved.upper.tokens, reserved.least.tokens, member)
+    return LimitRequest(limit, per, subject, str(pace), demand, pace, reserved.likely.tokens)
 
 
 def _cap_key(where: str, cap: Cap) -> str:
     return f"{where}cost/{cap.window}{'/light' if cap.light else ''}"
+
+
+def waitable(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
+    """Return the key of a limit for which a refused call may wait until calls in flight have settled. None: it is
+    refused whatever they cost."""
+    failed = [
+        (a.demand, observed)
+        for a, observed in zip(asked, taken.observed, strict=True)
+        if not observed.ok and not is_soft(a.demand)
+    ]
+    return failed[0][0].key if failed and all(could_fit(*pair) for pair in failed) else None
 
 
 def light_only(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
@@ -208,8 +293,9 @@ def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Head
     tightest: dict[str, tuple[float, Pace, float]] = {}
     for a, pace, demand, observed in rates:
         assert pace is not None and isinstance(demand, PacedLimit)
-        remaining = left(demand, observed, taken=taken.granted)
-        backlog_us = observed.level + (demand.cost_us if taken.granted else 0.0)
+        likely_us = min(a.likely, demand.burst) * demand.interval_us if taken.granted else 0.0
+        backlog_us = observed.level + likely_us
+        remaining = max(0.0, (demand.burst_us + SLACK_US - backlog_us) // demand.interval_us)
         name = f'"{a.limit}-{pace.period}"'
         policies.append(f"{name};q={pace.amount};w={pace.period_s}")
         states.append(f"{name};r={remaining:.0f};t={math.ceil(backlog_us / MICROS)}")
@@ -237,13 +323,28 @@ def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstim
     for a in asked:
         demand = a.demand
         if isinstance(demand, PacedLimit) and a.limit == "tokens":
-            found.append(Return("pace", demand.key, real.tokens * demand.interval_us - demand.cost_us))
+            found.append(Return("pace", demand.key, real.tokens * demand.interval_us, "", demand.reservation))
         elif isinstance(demand, Slot):
             found.append(Return("place", demand.key, of=demand.member))
         elif isinstance(demand, Cost):
             window = window_of(demand.window, taken.at_us)
-            found.append(Return("spend", demand.key, real.micros - demand.amount, window))
+            found.append(Return("spend", demand.key, real.micros, window, demand.reservation))
     return found
+
+
+def is_near(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> bool:
+    """Return whether an amount has room for at most two more calls like this one."""
+    for a, observed in zip(asked, taken.observed, strict=True):
+        demand = a.demand
+        if isinstance(demand, Cost):
+            used, whole = float(observed.level + 3 * real.micros), float(demand.cap)
+        elif isinstance(demand, PacedLimit) and demand.member:
+            used, whole = observed.level + 3 * real.tokens * demand.interval_us, demand.burst_us
+        else:
+            continue
+        if used >= whole:
+            return True
+    return False
 
 
 def returns_without_large(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:

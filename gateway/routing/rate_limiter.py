@@ -9,14 +9,28 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
 from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
 from gateway.errors import LimitReached, StoreUnavailable
-from gateway.limits import MICROS, Cost, Demand, Limits, Meters, Per, Return, Slot, TakeResult, left, window_of
+from gateway.limits import (
+    MICROS,
+    Cost,
+    Demand,
+    Limits,
+    Meters,
+    PacedLimit,
+    Per,
+    Return,
+    Slot,
+    TakeResult,
+    left,
+    window_of,
+)
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, QuotaStore
 from gateway.routing.limit_evaluation import (
@@ -26,6 +40,7 @@ from gateway.routing.limit_evaluation import (
     rate_limit_headers,
     refused,
     subjects,
+    waitable,
 )
 
 LOG = logging.getLogger("nearhit.limits")
@@ -43,6 +58,22 @@ FLUSH_DELAY_S = 0.005
 MAX_PENDING = 10_000
 
 MAX_SEEN = 1_000  # limits whose usage is shown to operators
+
+# Seconds for which a call waits until calls in flight are settled, and the calls that wait. Others are refused at once.
+MAX_WAIT_S, MAX_QUEUED = 10.0, 1_000
+
+POLL_S = 0.25  # seconds after which the first call that waits tries again: other gateways settle without a word
+
+
+class _Queue:
+    """The calls that wait for one limit. The first of them holds the turn."""
+
+    __slots__ = ("length", "settled", "turn")
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.settled = asyncio.Event()
+        self.length = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +111,9 @@ class RateLimiter:
         self._meters = Meters()
         self._pending: deque[Return] = deque()
         self._unsettled: Counter[str] = Counter()  # corrections by key that are not in the store yet
+        self._owed: Counter[str] = Counter()  # of these, those of calls that cost more than was reserved
+        self._queues: dict[str, _Queue] = {}
+        self._queued = 0
         self._flush_lock = asyncio.Lock()
         self._usage: BoundedCache[str, LimitUsage] = BoundedCache(MAX_SEEN)
         self._wakeup = asyncio.Event()
@@ -101,6 +135,8 @@ class RateLimiter:
             self._used = True
             self._wakeup.set()
         try:
+            if any(demand.key in self._owed for demand in demands):
+                await self.flush()
             unsettled = self._has_unsettled(demands)  # the store may receive them right after it has refused
             taken = await self._store.take(demands)
             if not taken.granted and (unsettled or self._has_unsettled(demands)):
@@ -130,6 +166,9 @@ class RateLimiter:
         """Queue the corrections of a grant."""
         now, _ = self._now()
         self._meters.settle(returns, now)
+        for item in returns if self._queues else ():
+            if (queue := self._queues.get(item.key)) is not None:
+                queue.settled.set()
         if grant.local:
             returns = _local_spend(demands, grant.taken, returns)
         self._add(returns)
@@ -139,6 +178,44 @@ class RateLimiter:
         self._meters.settle(returns, self._now()[0])
         if not grant.local:
             self._add(returns)
+
+    def has_queue(self, asked: Sequence[LimitRequest]) -> str | None:
+        """Return the key of a limit for which calls wait already, among those of a call."""
+        return next((a.demand.key for a in asked if a.demand.key in self._queues), None) if self._queues else None
+
+    async def take_in_turn(
+        self, key: str, ask: Callable[[], Sequence[LimitRequest]], until: float
+    ) -> tuple[Sequence[LimitRequest], Grant]:
+        """Take demands once calls in flight leave enough of the limit `key`, the first to come first. `ask` returns the
+        demands, which may become smaller as answers are seen. `until`: event-loop time. Return the last attempt."""
+        queue = self._queues.setdefault(key, _Queue())
+        queue.length, self._queued = queue.length + 1, self._queued + 1
+        try:
+            if self._queued <= MAX_QUEUED and await _acquired(queue.turn, until):
+                try:
+                    return await self._retry(queue, ask, until)
+                finally:
+                    queue.turn.release()
+            asked = ask()
+            return asked, await self.take([a.demand for a in asked])
+        finally:
+            queue.length, self._queued = queue.length - 1, self._queued - 1
+            if not queue.length:
+                del self._queues[key]
+
+    async def _retry(
+        self, queue: _Queue, ask: Callable[[], Sequence[LimitRequest]], until: float
+    ) -> tuple[Sequence[LimitRequest], Grant]:
+        loop = asyncio.get_running_loop()
+        while True:
+            queue.settled.clear()
+            asked = ask()
+            grant = await self.take([a.demand for a in asked])
+            if grant.taken.granted or waitable(asked, grant.taken) is None or loop.time() >= until:
+                return asked, grant
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(until, loop.time() + POLL_S)):
+                    await queue.settled.wait()
 
     def record(self, route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> None:
         """Keep the usage for operators."""
@@ -215,6 +292,10 @@ class RateLimiter:
 
     def _mark_settled(self, item: Return) -> None:
         """Remove one correction from the count. O(1), as every new one drops an old one while the store is down."""
+        if item.amount > item.reserved and item.kind != "place":
+            self._owed[item.key] -= 1
+            if self._owed[item.key] <= 0:
+                del self._owed[item.key]
         self._unsettled[item.key] -= 1
         if self._unsettled[item.key] <= 0:
             del self._unsettled[item.key]
@@ -225,24 +306,42 @@ class RateLimiter:
                 self._mark_settled(self._pending.popleft())
             self._pending.append(item)
             self._unsettled[item.key] += 1
+            if item.amount > item.reserved and item.kind != "place":
+                self._owed[item.key] += 1
         if returns and wake:
             self._wakeup.set()
 
     def _release_slots(self, demands: Sequence[Demand]) -> None:
-        """Release slots that the store may have granted and that no call will use."""
+        """Release slots and reservations that the store may have granted and that no call will use."""
         self._add([Return("place", d.key, of=d.member) for d in demands if isinstance(d, Slot)])
+        _, wall = self._now()
+        for d in demands:
+            if isinstance(d, PacedLimit) and d.member:
+                self._add([Return("pace", d.key, reservation=d.reservation)])
+            elif isinstance(d, Cost) and d.member:
+                self._add([Return("spend", d.key, 0.0, window_of(d.window, wall), d.reservation)])
 
     def _now(self) -> tuple[int, int]:
         return int(self._clock.monotonic() * MICROS), int(self._clock.wall() * MICROS)
 
 
+async def _acquired(turn: asyncio.Lock, until: float) -> bool:
+    """Return whether the turn has come by `until`, which is event-loop time."""
+    try:
+        async with asyncio.timeout_at(until):
+            return await turn.acquire()
+    except TimeoutError:
+        return False
+
+
 def _must_settle(item: Return) -> bool:
-    return item.kind == "place" or (item.kind == "spend" and item.amount > 0)
+    """Return whether a correction is sent again. A reservation of a rate ends by itself."""
+    return item.kind == "place" or (item.kind == "spend" and (item.amount > 0 or bool(item.reservation)))
 
 
 def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence[Return]) -> list[Return]:
     """Return the corrections for a local grant: its whole cost. Rates have refilled by then."""
-    changes: Mapping[str, float] = {item.key: item.amount for item in returns if item.kind == "spend"}
+    changes: Mapping[str, float] = {item.key: item.amount - item.reserved for item in returns if item.kind == "spend"}
     return [
         Return("spend", d.key, d.amount + changes.get(d.key, 0.0), window_of(d.window, taken.at_us))
         for d in demands
@@ -273,11 +372,23 @@ def limit_asker(request: RequestContext) -> str:
 
 
 async def take_limits(
-    request: RequestContext, route: str, asked: Sequence[LimitRequest], quotas: RateLimiter, telemetry: Telemetry
-) -> Grant:
-    """Take limits for a request. Raise `LimitReached`."""
+    request: RequestContext,
+    route: str,
+    ask: Callable[[], Sequence[LimitRequest]],
+    quotas: RateLimiter,
+    telemetry: Telemetry,
+) -> tuple[Sequence[LimitRequest], Grant]:
+    """Take limits for a request. `ask` returns its demands. A call that does not fit next to what calls in flight have
+    reserved waits until they are settled, at most `MAX_WAIT_S`. Raise `LimitReached`."""
     with request.timer("limits"):
-        grant = await quotas.take([a.demand for a in asked])
+        asked = ask()
+        key = quotas.has_queue(asked)
+        if key is None:
+            grant = await quotas.take([a.demand for a in asked])
+            key = None if grant.taken.granted else waitable(asked, grant.taken)
+        if key is not None:
+            wait_s = min(MAX_WAIT_S, max(0.0, request.due - request.clock.monotonic()))
+            asked, grant = await quotas.take_in_turn(key, ask, asyncio.get_running_loop().time() + wait_s)
     if grant.local:
         telemetry.limits_local.add(route)
     try:
@@ -285,7 +396,7 @@ async def take_limits(
     except Exception as error:  # only operators see it
         telemetry.failures.record("RateLimit", error)
     if grant.taken.granted:
-        return grant
+        return asked, grant
     limit, sentence, seconds = refused(route, asked, grant.taken)
     telemetry.limited.add(route, limit.limit)
     headers = rate_limit_headers(asked, grant.taken)

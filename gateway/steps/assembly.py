@@ -228,7 +228,8 @@ class RouteSteps:
     def rate_limit(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         prices = prices_of(route.target, parts.prices)
-        return RateLimit(inner, route, parts.quotas, prices, parts.telemetry).__call__
+        passable = [name for name in route.target.members if parts.pools[untuned(name)].http]
+        return RateLimit(inner, route, parts.quotas, prices, parts.telemetry, parts.clock, passable).__call__
 
     def resource_affinity(self, inner: Handler) -> Handler:
         parts = self.parts

@@ -407,11 +407,7 @@ def _build_inputs(
         stack.push_async_callback(pool.close)
     start_metrics_readers(stack, pools.values())
     start_model_care(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
-    prices = {
-        name: Price(price.input_per_million, price.output_per_million, price.cached_input_per_million)
-        for name, backend in config.backends.items()
-        if (price := backend.price)
-    }
+    prices = {name: price.compiled for name, backend in config.backends.items() if (price := backend.price)}
     return PartsInputs(
         config=config,
         environ=environ,

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext, resolve_response
-from gateway.errors import BudgetExceeded, ServeStale
-from gateway.limits import MICROS, Limits
-from gateway.messages import Call, Event, EventStream, FullBody, Price, Response, Usage
+from gateway.dialects.usage import AnswerUsage, UsageReader
+from gateway.errors import BudgetExceeded, Forbidden, ServeStale, UpstreamStreamError
+from gateway.limits import MICROS, Limits, Per
+from gateway.messages import (
+    ByteStream,
+    Call,
+    Event,
+    EventStream,
+    FullBody,
+    Price,
+    Response,
+    Tunnel,
+    Usage,
+)
 from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
 from gateway.routing.limit_evaluation import (
     ALL_ROUTES,
     BYTES_A_TOKEN,
     CostEstimate,
     LimitRequest,
-    TypicalLength,
-    input_tokens,
+    is_near,
     light_only,
     limit_requests,
+    limits_calls,
     rate_limit_headers,
     requests_of,
     returns_of,
@@ -29,7 +41,9 @@ from gateway.routing.limit_evaluation import (
     with_headers,
 )
 from gateway.routing.rate_limiter import Grant, RateLimiter, key_limits, limit_subjects, take_limits
+from gateway.steps.metering import MeteredCall, RouteMeter, Spent, metered_call
 from gateway.streams import StreamObserver, with_completion, with_observer
+from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 
 
 class CountRequests:
@@ -52,7 +66,7 @@ class CountRequests:
         return self._forward_counted(request, requested_limits)
 
     async def _forward_counted(self, request: RequestContext, requested_limits: Sequence[LimitRequest]) -> Response:
-        grant = await take_limits(request, self._route.name, requested_limits, self._quotas, self._telemetry)
+        _, grant = await take_limits(request, self._route.name, lambda: requested_limits, self._quotas, self._telemetry)
         response = await resolve_response(self._inner(request))
         request.served = None  # the exact fast path would answer the next one without counting it
         headers = with_headers(response.headers, rate_limit_headers(requested_limits, grant.taken))
@@ -68,96 +82,116 @@ class RateLimit:
     """Enforces limits on calls, right before `Dispatch`. Answers from the caches take nothing from them, and of
     identical requests only the leader does.
 
-    The cost of a call is estimated first. It is corrected when the answer has ended, even if it fails or its client
-    leaves. `light` in the policy's caps and `large_share` take away the larger models, not the answer."""
+    The cost of a call is reserved first. It is settled when the answer has ended, even if it fails or its client
+    leaves. A call that nothing meters is refused if a limit counts tokens or costs. `light` in the policy's caps and
+    `large_share` take away the larger models, not the answer. `passable`: the backends that take requests which no
+    dialect reads."""
 
     def __init__(
-        self, inner: Handler, route: Route, quotas: RateLimiter, prices: Mapping[str, Price], telemetry: Telemetry
+        self,
+        inner: Handler,
+        route: Route,
+        quotas: RateLimiter,
+        prices: Mapping[str, Price],
+        telemetry: Telemetry,
+        clock: Clock,
+        passable: Collection[str],
     ) -> None:
         self._inner = inner
         self._route = route
+        self._of_calls = [*filter(limits_calls, route.limits)]
         self._quotas = quotas
         self._prices = prices
-        self._dearest = [prices.get(name, Price()) for name in route.target.members]
+        members = {name: prices.get(name, Price()) for name in route.target.members}
         self._largest = route.target.tiers[-1]
-        if any(rule.caps for rule in route.limits) and all(price == Price() for price in self._dearest):
+        self._meter = RouteMeter(members, passable, prices, self._largest.backend, clock)
+        if any(rule.caps for rule in route.limits) and all(price == Price() for price in members.values()):
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
         self._telemetry = telemetry
-        self._typical = TypicalLength()
+        self._clock = clock
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.directives.only_if_cached:
             return self._inner(request)  # no call will be made
-        requested_limits = self._requested_limits(request)
-        if not requested_limits:
+        route_limits = [rule for rule in self._of_calls if rule.per == "route" or not request.internal]
+        own, key = key_limits(request)
+        own = tuple(filter(limits_calls, own))
+        if not route_limits and not own:
             return self._inner(request)
         request.require_capacity()
-        return self._forward_limited(request, requested_limits)
+        return self._forward_limited(request, route_limits, own, key)
 
-    async def _forward_limited(self, request: RequestContext, requested_limits: Sequence[LimitRequest]) -> Response:
-        grant = await take_limits(request, self._route.name, requested_limits, self._quotas, self._telemetry)
-        light_limit = light_only(requested_limits, grant.taken)
+    async def _forward_limited(
+        self, request: RequestContext, route_limits: list[Limits], own: Sequence[Limits], key: Mapping[Per, str]
+    ) -> Response:
+        metered = await metered_call(request)
+        self._check_meter(metered, [*route_limits, *own])
+        if request.call is None or request.call.operation == "embeddings":  # they choose no tier
+            route_limits, own = _without_shares(route_limits), _without_shares(own)
+        if metered.operation.is_free:
+            route_limits, own = _without_amounts(route_limits), _without_amounts(own)
+        whose = limit_subjects(request)
+
+        def ask() -> list[LimitRequest]:
+            reserved, member = self._meter.reserve(metered), self._quotas.member()
+            return [
+                *limit_requests(self._route.name, route_limits, whose, reserved, member),
+                *limit_requests(ALL_ROUTES, own, key, reserved, member),
+            ]
+
+        asked, grant = await take_limits(request, self._route.name, ask, self._quotas, self._telemetry)
+        light_limit = light_only(asked, grant.taken)
         if light_limit is not None:
             self._telemetry.limited.add(self._route.name, light_limit)
-        account = _Account(self, requested_limits, grant)
+        account = _Account(self, asked, grant)
         try:
             request.light_only, request.metered = light_limit is not None, True
+            request.reads_answer = request.reads_answer or (request.call is None and not metered.operation.is_free)
             response = await resolve_response(self._inner(request))
         except (BudgetExceeded, ServeStale):
-            self._quotas.refund(grant, returns_without_call(requested_limits, grant.taken))
-            account.close(CostEstimate())
+            self._quotas.refund(grant, returns_without_call(asked, grant.taken))
+            account.close(Spent())
             raise
         except Exception:
-            account.close(CostEstimate())
+            account.close(Spent())
             raise
         except BaseException:  # the client has left, and the backend may have read the input
-            account.close(self._cost(None, input_tokens(request.call) if request.call else 0, 0))
+            account.close(self._meter.read_alone(metered))
             raise
         if response.provenance.backend not in self._largest.members:
-            self._quotas.refund(grant, returns_without_large(requested_limits, grant.taken))
-        response = replace(
-            response, headers=with_headers(response.headers, rate_limit_headers(requested_limits, grant.taken))
-        )
-        return self._forward_counted(request.call, response, account)
+            self._quotas.refund(grant, returns_without_large(asked, grant.taken))
+        response = replace(response, headers=with_headers(response.headers, rate_limit_headers(asked, grant.taken)))
+        return await self._forward_counted(request, metered, response, account)
 
-    def _requested_limits(self, request: RequestContext) -> list[LimitRequest]:
-        route_limits = [rule for rule in self._route.limits if rule.per == "route" or not request.internal]
-        own, key = key_limits(request)
-        if not route_limits and not own:
-            return []
-        if request.call is None or request.call.operation == "embeddings":  # they choose no tier
-            route_limits, own = _without_shares(route_limits), tuple(_without_shares(own))
-        estimate, member = self._estimate(request.call), self._quotas.member()
-        return [
-            *limit_requests(self._route.name, route_limits, limit_subjects(request), estimate, member),
-            *limit_requests(ALL_ROUTES, own, key, estimate, member),
-        ]
+    def _check_meter(self, metered: MeteredCall, limits: Sequence[Limits]) -> None:
+        """Raise `Forbidden` if nothing meters the call, and a limit needs it."""
+        counted = ["tokens"] * any(rule.tokens for rule in limits) + ["cost"] * any(rule.caps for rule in limits)
+        try:
+            self._meter.check(metered, counted)
+        except Forbidden:
+            self._telemetry.limited.add(self._route.name, "unmetered")
+            raise
 
-    def _estimate(self, call: Call | None) -> CostEstimate:
-        """Estimate the cost, at the price of the most expensive model that may answer."""
-        if call is None:
-            return CostEstimate()
-        input_count, output_count = input_tokens(call), self._typical.output_tokens(call)
-        dollars = max(price.of(input_count, output_count) for price in self._dearest)
-        return CostEstimate(input_count + output_count, round(dollars * MICROS))
-
-    def _cost(self, backend: str | None, input_count: int, output_count: int, cached_count: int = 0) -> CostEstimate:
-        price = self._prices.get(backend or self._largest.backend, Price())
-        dollars = price.of(input_count, output_count, cached_count)
-        return CostEstimate(input_count + output_count, round(dollars * MICROS))
-
-    def _forward_counted(self, call: Call | None, response: Response, account: _Account) -> Response:
-        """Close the account when the answer is over."""
-        body, backend = response.body, response.provenance.backend
-        account.other_cost = self._sum_costs(response.provenance.other_usage)
-        if call is None or response.status != 200 or not isinstance(body, FullBody | EventStream):
-            return with_completion(response, lambda: account.close(CostEstimate()))
+    async def _forward_counted(
+        self, request: RequestContext, metered: MeteredCall, response: Response, account: _Account
+    ) -> Response:
+        """Settle the account when the answer is over."""
+        body, backend, call = response.body, response.provenance.backend, request.call
+        account.backend, account.other_cost = backend, self._sum_costs(response.provenance.other_usage)
+        if isinstance(body, Tunnel) and response.status == 101:
+            return self._forward_tunnel(request, metered, response, account)
+        if response.status != 200 if call is not None else not 200 <= response.status < 300:
+            return with_completion(response, lambda: account.close(Spent()))
+        if call is None or isinstance(body, ByteStream):
+            return await self._forward_unparsed(metered, response, account)
         if isinstance(body, FullBody):
-            account.close(
-                self._actual_cost(call, backend, [body.data], len(body.data) // BYTES_A_TOKEN, streamed=False)
-            )
+            size = len(body.data) // BYTES_A_TOKEN
+            account.close(self._spent(metered, call, backend, [body.data], size, streamed=False))
+            await account.deliver()
             return response
+        if not isinstance(body, EventStream):
+            return with_completion(response, lambda: account.close(Spent()))
         payload_events: list[bytes] = []
         seen = [0, 0]  # events, bytes
 
@@ -170,51 +204,122 @@ class RateLimit:
 
         def on_end() -> None:
             whole = payload_events if seen[1] <= MAX_READ else []
-            account.close(self._actual_cost(call, backend, whole, seen[0], streamed=True))
+            account.close(self._spent(metered, call, backend, whole, seen[0], streamed=True))
 
-        return replace(response, body=EventStream(with_observer(body.events, StreamObserver(saw, on_close=on_end))))
+        async def on_complete() -> None:
+            on_end()
+            await account.deliver()
+
+        observer = StreamObserver(saw, on_complete, on_close=on_end)
+        return replace(response, body=EventStream(with_observer(body.events, observer)))
+
+    async def _forward_unparsed(self, metered: MeteredCall, response: Response, account: _Account) -> Response:
+        """Settle the account of an answer whose bytes pass through, by the usage that they report."""
+        body, backend = response.body, response.provenance.backend
+        reader = UsageReader(response.content_type)
+        coding = coding_of({name.lower(): value for name, value in response.headers})
+        decode: Callable[[bytes], bytes] | None = ContentDecoder(coding).decode if coding in CODINGS else None
+
+        def feed(piece: bytes) -> None:
+            nonlocal decode
+            try:
+                reader.feed(piece if decode is None else decode(piece))
+            except UpstreamStreamError:  # the client may be able to read it
+                decode = _nothing
+
+        def on_end() -> None:
+            if account.is_open:
+                output = reader.size // BYTES_A_TOKEN if reader.is_readable else 0
+                account.close(self._meter.spent(metered, backend, reader.result(), output))
+
+        if isinstance(body, FullBody):
+            feed(body.data)
+            on_end()
+            await account.deliver()
+            return response
+        if not isinstance(body, ByteStream):
+            return with_completion(response, on_end)
+
+        def saw(chunks: Sequence[bytes]) -> Sequence[bytes]:
+            for chunk in chunks:
+                feed(chunk)
+            return chunks
+
+        async def on_complete() -> None:
+            on_end()
+            await account.deliver()
+
+        observer = StreamObserver(saw, on_complete, on_close=on_end)
+        return replace(response, body=ByteStream(with_observer(body.chunks, observer)))
+
+    def _forward_tunnel(
+        self, request: RequestContext, metered: MeteredCall, response: Response, account: _Account
+    ) -> Response:
+        return with_completion(response, lambda: account.close(Spent()))
 
     def _sum_costs(self, usages: Sequence[Usage]) -> CostEstimate:
-        costs = [
-            self._cost(usage.backend, usage.input_tokens, usage.output_tokens, usage.cached_tokens) for usage in usages
-        ]
-        return CostEstimate(sum(cost.tokens for cost in costs), sum(cost.micros for cost in costs))
+        total = CostEstimate()
+        for usage in usages:
+            price = self._prices.get(usage.backend, Price())
+            dollars = price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+            total += CostEstimate(usage.input_tokens + usage.output_tokens, round(dollars * MICROS))
+        return total
 
-    def _actual_cost(
-        self, call: Call, backend: str | None, payload: Sequence[bytes], token_estimate: int, *, streamed: bool
-    ) -> CostEstimate:
-        """Return the cost by the usage in the answer. `token_estimate` stands for the output tokens if it reports none
+    def _spent(
+        self,
+        metered: MeteredCall,
+        call: Call,
+        backend: str | None,
+        payload: Sequence[bytes],
+        output_estimate: int,
+        *,
+        streamed: bool,
+    ) -> Spent:
+        """Return the cost by the usage in the answer. `output_estimate` stands for the output tokens if it reports none
         (`routing.limit_evaluation`); models send about one token an event."""
-        inspection = call.dialect.inspect(call, payload, streamed)
-        input_count, output_count = inspection.input_tokens, inspection.output_tokens
-        if input_count == output_count == 0:
-            input_count, output_count = input_tokens(call), 0 if call.operation == "embeddings" else token_estimate
-        if call.operation != "embeddings":
-            self._typical.saw(output_count)
-        return self._cost(backend, input_count, output_count, inspection.cached_tokens)
+        found = call.dialect.inspect(call, payload, streamed)
+        counts = found.input_tokens, found.output_tokens, found.cached_tokens
+        usage = AnswerUsage(counts if found.input_tokens or found.output_tokens else None)
+        return self._meter.spent(metered, backend, usage, output_estimate)
+
+
+def _nothing(_: bytes) -> bytes:
+    return b""
 
 
 def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
     return [replace(rule, large_share=None) for rule in limits]
 
 
+def _without_amounts(limits: Sequence[Limits]) -> list[Limits]:
+    return [replace(rule, tokens=(), caps=()) for rule in limits]
+
+
 class _Account:
-    """The amounts that one call has taken from the limits. `close` corrects them, once."""
+    """The amounts that one call has reserved. `close` settles them, once."""
 
     def __init__(self, step: RateLimit, requested_limits: Sequence[LimitRequest], grant: Grant) -> None:
         self._step = step
         self._requested_limits = requested_limits
         self._grant = grant
-        self._open = True
+        self.is_open = True
+        self._is_near = False  # a limit has room for few more such calls
         self.demands = [a.demand for a in requested_limits]
+        self.backend: str | None = None
         self.other_cost = CostEstimate()  # cost of other calls that were made for the answer
 
-    def close(self, actual: CostEstimate) -> None:
-        if not self._open:
+    def close(self, spent: Spent) -> None:
+        if not self.is_open:
             return
-        self._open = False
-        step, route = self._step, self._step._route.name
-        actual = CostEstimate(actual.tokens + self.other_cost.tokens, actual.micros + self.other_cost.micros)
-        step._quotas.settle(self._grant, self.demands, returns_of(self._requested_limits, self._grant.taken, actual))
+        self.is_open = False
+        step, route, taken = self._step, self._step._route.name, self._grant.taken
+        actual = spent.cost + self.other_cost
+        step._quotas.settle(self._grant, self.demands, returns_of(self._requested_limits, taken, actual))
+        self._is_near = step._quotas.gateways > 1 and is_near(self._requested_limits, taken, actual)
         step._telemetry.limits_tokens.add(route, amount=actual.tokens)
         step._telemetry.limits_cost.add(route, amount=actual.micros / MICROS)
+
+    async def deliver(self) -> None:
+        """Tell the store at once if a limit is nearly reached: a client may go on at another gateway."""
+        if self._is_near:
+            await self._step._quotas.flush()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gateway.limits import MICROS, Cap, Limits, Meters, Pace
 from gateway.routing.limit_evaluation import (
     CostEstimate,
+    Reservation,
     light_only,
     limit_requests,
     rate_limit_headers,
@@ -37,7 +38,7 @@ def test_every_limit_of_a_request_has_a_key_of_its_own() -> None:
     pace = (Pace(5, "s", 5), Pace(9, "min", 9))
     caps = (Cap("day", 5, True), Cap("day", 9, False), Cap("month", 9, False))
     limits = [Limits(per, pace, pace, 3, 0.5, caps) for per in ("tenant", "key", "user", "route")]
-    asked = limit_requests("r", limits, WHOSE, CostEstimate(7, 9), "m")
+    asked = limit_requests("r", limits, WHOSE, Reservation.of(CostEstimate(7, 9)), "m")
     assert len({a.demand.key for a in asked}) == len(asked) == 4 * 9
 
 
@@ -45,7 +46,7 @@ def test_every_limit_of_a_request_has_a_key_of_its_own() -> None:
 def test_once_it_is_put_right_a_call_has_taken_what_it_used(estimated: int, real: int, dollars: int) -> None:
     limits = [Limits(tokens=(Pace(60, "min", 100),), concurrency=1, caps=(Cap("day", 10_000, False),))]
     meters = Meters()
-    asked = limit_requests("r", limits, WHOSE, CostEstimate(estimated, 500), "m")
+    asked = limit_requests("r", limits, WHOSE, Reservation.of(CostEstimate(estimated, 500)), "m")
     taken = meters.take([a.demand for a in asked], NOW, NOW)
     assert taken.granted
     meters.settle(returns_of(asked, taken, CostEstimate(real, dollars)), NOW)
@@ -55,7 +56,7 @@ def test_once_it_is_put_right_a_call_has_taken_what_it_used(estimated: int, real
 
 def test_of_several_limits_the_one_that_takes_longest_is_named() -> None:
     limits = [Limits(requests=(Pace(1, "s", 1), Pace(2, "h", 1)))]
-    meters, asked = Meters(), limit_requests("r", limits, WHOSE, CostEstimate(), "m")
+    meters, asked = Meters(), limit_requests("r", limits, WHOSE, Reservation(), "m")
     meters.take([a.demand for a in asked], NOW, NOW)
     limit, sentence, seconds = refused("r", asked, meters.take([a.demand for a in asked], NOW, NOW))
     assert (limit.rule_text, seconds) == ("2/h", 1800)
@@ -66,14 +67,14 @@ def test_of_several_limits_the_one_that_takes_longest_is_named() -> None:
 
 def test_a_soft_cap_takes_the_large_model_away_and_refuses_nothing() -> None:
     limits = [Limits(caps=(Cap("day", 10, True),))]
-    meters, asked = Meters(), limit_requests("r", limits, WHOSE, CostEstimate(1, 11), "m")
+    meters, asked = Meters(), limit_requests("r", limits, WHOSE, Reservation.of(CostEstimate(1, 11)), "m")
     taken = meters.take([a.demand for a in asked], NOW, NOW)
     assert (taken.granted, light_only(asked, taken)) == (True, "cost")
 
 
 def test_a_backends_own_headers_of_the_same_names_give_way() -> None:
     limits = [Limits(requests=(Pace(20, "s", 20), Pace(10, "min", 10)))]
-    asked = limit_requests("r", limits, WHOSE, CostEstimate(), "m")
+    asked = limit_requests("r", limits, WHOSE, Reservation(), "m")
     headers = rate_limit_headers(asked, Meters().take([a.demand for a in asked], NOW, NOW))
     merged = with_headers((("X-RateLimit-Remaining-Requests", "7000"), ("ETag", "x")), headers)
     assert merged[0] == ("ETag", "x")

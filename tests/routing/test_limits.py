@@ -280,14 +280,85 @@ async def test_large_ones_are_at_most_their_part_of_the_calls(start: Start, larg
         assert len(large.chats) >= 5  # what is older counts a little less
 
 
-async def test_many_at_once_do_not_exceed_a_cap(start: Start, upstream: Upstream) -> None:
-    """Each is estimated at 6 tokens, and costs 12: what is in flight can exceed the cap by the difference alone."""
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("said", [{"max_tokens": 5}, {"max_tokens": 1}, {}], ids=["bound", "low-bound", "no-bound"])
+@pytest.mark.parametrize("limit", ["cost: {per_day: 0.06 USD}", "tokens: 60/day"], ids=["cost", "tokens"])
+async def test_a_burst_passes_a_limit_by_less_than_one_call(
+    start: Start, upstream: Upstream, limit: str, said: dict[str, Any], streamed: bool
+) -> None:
+    """Each costs 12 tokens, which the first answer tells: it goes alone."""
+    async with start(f"{{{limit}}}") as served:
+        burst = await asyncio.gather(*(served.chat(f"q{i}", stream=streamed, **said) for i in range(50)))
+        assert sorted(answer.status for answer in burst) == [200] * 5 + [429] * 45
+        assert len(upstream.calls) == 5
+        assert served.gateway.parts.telemetry.limits_tokens.total() == 60
+
+
+async def test_calls_that_wait_for_a_reservation_go_on_when_it_is_given_back(start: Start, upstream: Upstream) -> None:
+    async def broken(request: Any, call: Any) -> Any:
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    async with start("{tokens: 5k/day}") as served:
+        upstream.answer = broken
+        upstream.gate.clear()
+        crowd = [asyncio.create_task(served.chat(f"q{i}")) for i in range(4)]
+        await until(lambda: len(upstream.calls) == 1 and served.gateway.parts.quotas._queued == 3)
+        upstream.gate.set()
+        assert [answer.status for answer in await asyncio.gather(*crowd)] == [400] * 4
+        await settled(served)
+        assert (await served.chat("q", max_tokens=1)).headers["x-ratelimit-remaining-tokens"] == "4998"
+
+
+async def test_a_client_that_leaves_gives_its_reservation_back(start: Start, upstream: Upstream) -> None:
     async with start("{cost: {per_day: 0.06 USD}}") as served:
         upstream.gate.clear()
-        tasks = [asyncio.create_task(served.chat(f"q{i}", max_tokens=5)) for i in range(30)]
-        await until(lambda: limited(served).get("cost") == 20 and len(upstream.calls) == 10)
+        first, second = (asyncio.create_task(served.chat(f"q{i}")) for i in range(2))
+        await until(lambda: len(upstream.calls) == 1 and served.gateway.parts.quotas._queued == 1)
+        (first if not first.done() else second).cancel()
+        await until(lambda: upstream.cancelled + served.gateway.parts.quotas._queued == 1)
         upstream.gate.set()
-        assert sorted(answer.status for answer in await asyncio.gather(*tasks)) == [200] * 10 + [429] * 20
+        assert {task.status for task in await asyncio.gather(first, second, return_exceptions=True)
+                if not isinstance(task, BaseException)} == {200}  # fmt: skip
+
+
+async def test_a_call_that_waits_too_long_is_refused_with_a_short_wait(
+    start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limiter, "MAX_WAIT_S", 0.1)
+    async with start("{cost: {per_day: 0.06 USD}}") as served:
+        upstream.gate.clear()
+        held = asyncio.create_task(served.chat("held"))
+        await until(lambda: len(upstream.calls) == 1)
+        refused = await served.chat("other")
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+        upstream.gate.set()
+        assert (await held).status == 200
+
+
+async def test_what_a_killed_gateway_had_reserved_is_given_back(
+    start: Start, outside_store: OutsideServer, upstream: Upstream
+) -> None:
+    key, client = "nearhit:1:quota:default:tenant:anonymous:cost/day", outside_store.client
+    async with start("{cost: {per_day: 0.06 USD}}", url=outside_store.url) as served:
+        day = int(client.time()[0]) // 86_400
+        client.set(key, f"d{day} 60000")
+        client.zadd(key + ":held", {"dead-1 50000": 1.0})  # its time was over long ago
+        assert (await served.chat("q")).status == 200
+        await settled(served)
+        assert client.get(key) == f"d{day} 22000".encode()
+        assert client.zcard(key + ":held") == 0
+
+
+async def test_gateways_on_a_store_share_one_cap(
+    start: Start, outside_store: OutsideServer, upstream: Upstream
+) -> None:
+    cap = "{cost: {per_day: 0.12 USD}}"
+    async with start(cap, url=outside_store.url) as one, start(cap, name="two", url=outside_store.url) as two:
+        burst = await asyncio.gather(*((one, two)[i % 2].chat(f"q{i}") for i in range(60)))
+        assert sum(answer.status == 200 for answer in burst) == len(upstream.calls) in (9, 10)
+        for i in range(6):  # one after the other, at either of them
+            await (one, two)[i % 2].chat(f"later {i}")
+        assert len(upstream.calls) == 10
 
 
 # Places

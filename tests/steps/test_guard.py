@@ -242,7 +242,7 @@ ESSENTIAL = {
     "telemetry": "counts failures itself",
     "flights": "a dictionary",
 }
-LIMITS = {"take", "member"}  # without them a limit would not hold
+LIMITS = {"take", "take_in_turn", "has_queue", "member"}  # without them a limit would not hold
 
 
 def ports_of(part: Any, path: str, depth: int = 3) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
 from gateway.limits import (
     HALF_LIFE_US,
+    HELD,
     SLACK_US,
     Cost,
     Demand,
@@ -25,8 +26,10 @@ from gateway.limits import (
     TakeResult,
 )
 
-# Seconds for which a place, and a gateway, counts after its last heartbeat.
+# Seconds for which a place, a reservation and a gateway count after the last heartbeat.
 LEASE_S = 30.0
+
+MAX_SUM = 2_000  # reservations that are added up for a request that is refused
 
 HEAD = """
 local time = redis.call('TIME')
@@ -53,6 +56,33 @@ end
 local function spend(key, window, spent)
   redis.call('SET', key, window .. ' ' .. string.format('%.0f', math.max(0, spent)), 'PX', 32 * 86400000)
 end
+-- Give back what calls have reserved whose gateway has not been heard of for a lease, and return what is still held.
+-- Of a rate, some of it has refilled since then.
+local function swept(key, held, refilled)
+  local gone = 0
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', now)) do
+    gone = gone + math.max(0, tonumber(string.match(name, '(%S+)$')) - refilled)
+  end
+  if redis.call('ZREMRANGEBYSCORE', held, '-inf', now) == 0 then gone = 0 end
+  return gone, redis.call('ZCARD', held)
+end
+local function sum_of(held)
+  local sum = 0
+  for _, name in ipairs(redis.call('ZRANGE', held, 0, MAX_SUM - 1)) do
+    sum = sum + tonumber(string.match(name, '(%S+)$'))
+  end
+  return sum
+end
+local function hold(held, name, lease)
+  if name == '' then return end
+  redis.call('ZADD', held, now + tonumber(lease) * 1000, name)
+  redis.call('PEXPIRE', held, lease)
+end
+-- Return the change that settles a call. What was given back for want of a sign of life is taken again.
+local function settled(held, name, amount)
+  if name == '' or redis.call('ZREM', held, name) == 0 then return amount end
+  return amount - tonumber(string.match(name, '(%S+)$'))
+end
 local function pace(key, until_us)
   if until_us <= now then redis.call('DEL', key)
   else redis.call('SET', key, number(until_us), 'PX', math.ceil((until_us - now) / 1000)) end
@@ -66,26 +96,42 @@ end
 local function part(key, large, total)
   redis.call('SET', key, number(large) .. ' ' .. number(total) .. ' ' .. number(now), 'PX', 86400000)
 end
-""".replace("HALF_LIFE", repr(HALF_LIFE_US))
-# KEYS: one per demand. ARGV: five per demand: its kind, and its arguments.
+""".replace("HALF_LIFE", repr(HALF_LIFE_US)).replace("MAX_SUM", str(MAX_SUM))
+# KEYS: one per demand; reservations are in the key with `HELD` after it. ARGV: eight per demand: its kind, and its
+# arguments.
 TAKE = (
-    HEAD
-    + """
+    (
+        HEAD
+        + """
 local found, granted = {}, 1
 local reply = {0, string.format('%.0f', now)}
 for i, key in ipairs(KEYS) do
-  local kind, a, b, c, d = unpack(ARGV, 5 * i - 4, 5 * i)
-  local ok, level, hard = true, 0, true
+  local kind, a, b, c, d, floor, name, lease = unpack(ARGV, 8 * i - 7, 8 * i)
+  local ok, level, hard, others = true, 0, true, 0
   if kind == 'pace' then
+    if name ~= '' then
+      local gone
+      gone, others = swept(key, key .. 'HELD', LEASE_US)
+      if gone > 0 then pace(key, tonumber(redis.call('GET', key) or '0') - gone) end
+    end
     level = math.max(0, tonumber(redis.call('GET', key) or '0') - now)
-    ok = level + tonumber(a) <= tonumber(b) + SLACK
+    ok = level + tonumber(others > 0 and a or floor) <= tonumber(b) + SLACK
   elseif kind == 'place' then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
     level = redis.call('ZCARD', key)
     ok = level < tonumber(a)
   elseif kind == 'spend' then
+    if name ~= '' then
+      local gone
+      gone, others = swept(key, key .. 'HELD', 0)
+      if redis.call('EXISTS', key) == 1 and not string.find(redis.call('GET', key), window_of(c) .. ' ', 1, true) then
+        redis.call('DEL', key .. 'HELD')  -- of the window before
+        gone, others = 0, 0
+      end
+      if gone > 0 then spend(key, window_of(c), spent_of(key, window_of(c)) - gone) end
+    end
     level = spent_of(key, window_of(c))
-    ok = level + tonumber(b) <= tonumber(a)
+    ok = level + tonumber(others > 0 and b or floor) <= tonumber(a)
     hard = d ~= 'soft'
   else
     local large, total = parts_of(key)
@@ -95,42 +141,50 @@ for i, key in ipairs(KEYS) do
     hard = false
   end
   if hard and not ok then granted = 0 end
-  reply[2 * i + 1] = ok and 1 or 0
-  reply[2 * i + 2] = math.floor(level)
+  reply[3 * i] = ok and 1 or 0
+  reply[3 * i + 1] = math.floor(level)
+  reply[3 * i + 2] = (others > 0 and not ok) and math.floor(sum_of(key .. 'HELD')) or 0
 end
 reply[1] = granted
 if granted == 0 then return reply end
 for i, key in ipairs(KEYS) do
-  local kind, a, b, c, d = unpack(ARGV, 5 * i - 4, 5 * i)
+  local kind, a, b, c, d, floor, name, lease = unpack(ARGV, 8 * i - 7, 8 * i)
   if kind == 'pace' then
     pace(key, math.max(now, tonumber(redis.call('GET', key) or '0')) + tonumber(a))
+    hold(key .. 'HELD', name, lease)
   elseif kind == 'place' then
     redis.call('ZADD', key, now + tonumber(b) * 1000, c)
     redis.call('PEXPIRE', key, b)
   elseif kind == 'spend' then
     spend(key, window_of(c), spent_of(key, window_of(c)) + tonumber(b))
+    hold(key .. 'HELD', name, lease)
   else
-    part(key, found[i][1] + reply[2 * i + 1], found[i][2] + 1)
+    part(key, found[i][1] + reply[3 * i], found[i][2] + 1)
   end
 end
 return reply
 """
-).replace("SLACK", repr(SLACK_US))
-# KEYS: one per return. ARGV: three per return: its kind, its amount, and its window or member.
+    )
+    .replace("SLACK", repr(SLACK_US))
+    .replace("LEASE_US", repr(1_000_000 * LEASE_S))
+    .replace("HELD", HELD)
+)
+# KEYS: one per return. ARGV: four per return: its kind, its amount, its window or member, and its reservation.
 SETTLE = (
     HEAD
     + """
 for i, key in ipairs(KEYS) do
-  local kind, amount, of = unpack(ARGV, 3 * i - 2, 3 * i)
+  local kind, amount, of, name = unpack(ARGV, 4 * i - 3, 4 * i)
+  amount = settled(key .. 'HELD', name, tonumber(amount))
   if kind == 'pace' then
     local kept = tonumber(redis.call('GET', key) or '0')
-    if tonumber(amount) > 0 then kept = math.max(kept, now) end
-    if kept > 0 then pace(key, kept + tonumber(amount)) end
+    if amount > 0 then kept = math.max(kept, now) end
+    if kept > 0 then pace(key, kept + amount) end
   elseif kind == 'place' then
     redis.call('ZREM', key, of)
   elseif kind == 'spend' then
     if of == window_of('day') or of == window_of('month') then
-      spend(key, of, spent_of(key, of) + tonumber(amount))
+      spend(key, of, spent_of(key, of) + amount)
     end
   else
     local large, total = parts_of(key)
@@ -138,7 +192,7 @@ for i, key in ipairs(KEYS) do
   end
 end
 """
-)
+).replace("HELD", HELD)
 # KEYS: the gateways, then one per place. ARGV: the gateway, its lease in ms; then the member of each place.
 BEAT = """
 local time = redis.call('TIME')
@@ -169,13 +223,11 @@ class RedisQuotas:
         keys = [self._quotas + demand.key for demand in demands]
         arguments = take_arguments(demands, self._lease_ms)
         granted, now, *told = await self._store.run(self._take, keys, arguments, self._timeout_s)
-        pairs = zip(told[::2], told[1::2], strict=True)
-        return TakeResult(bool(granted), tuple(LimitState(bool(ok), int(level)) for ok, level in pairs), int(now))
+        return TakeResult(bool(granted), limit_states(told), int(now))
 
     async def settle(self, returns: Sequence[Return]) -> None:
         keys = [self._quotas + item.key for item in returns]
-        arguments: list[Word] = [part for item in returns for part in (item.kind, repr(item.amount), item.of)]
-        await self._store.run(self._settle, keys, arguments, self._timeout_s)
+        await self._store.run(self._settle, keys, settle_arguments(returns), self._timeout_s)
 
     async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
         keys = [self._gateways, *(self._quotas + key for key, _ in places)]
@@ -184,17 +236,30 @@ class RedisQuotas:
 
 
 def take_arguments(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
-    """Return the arguments of `TAKE`: five per demand."""
+    """Return the arguments of `TAKE`: eight per demand."""
     arguments: list[Any] = []
     for demand in demands:
         if isinstance(demand, PacedLimit):
-            arguments += ["pace", repr(demand.cost_us), repr(demand.burst_us), "", ""]
+            arguments += ["pace", repr(demand.cost_us), repr(demand.burst_us), "", "", repr(demand.floor_us)]
+            arguments += [demand.reservation, lease_ms]
         elif isinstance(demand, Slot):
-            arguments += ["place", demand.places, lease_ms, demand.member, ""]
+            arguments += ["place", demand.places, lease_ms, demand.member, "", "", "", ""]
         elif isinstance(demand, Cost):
             soft = "soft" if demand.soft else ""
-            arguments += ["spend", demand.cap, demand.amount, demand.window, soft]
+            arguments += ["spend", demand.cap, demand.amount, demand.window, soft, demand.floor_amount]
+            arguments += [demand.reservation, lease_ms]
         else:
             assert isinstance(demand, LimitPart)
-            arguments += ["part", repr(demand.share), "", "", ""]
+            arguments += ["part", repr(demand.share), "", "", "", "", "", ""]
     return arguments
+
+
+def limit_states(told: Sequence[Any]) -> tuple[LimitState, ...]:
+    """Return the outcomes in the reply of `TAKE`, three values per demand."""
+    triples = zip(told[::3], told[1::3], told[2::3], strict=True)
+    return tuple(LimitState(bool(ok), int(level), int(held)) for ok, level, held in triples)
+
+
+def settle_arguments(returns: Sequence[Return]) -> list[Word]:
+    """Return the arguments of `SETTLE`: four per return."""
+    return [word for item in returns for word in (item.kind, repr(item.amount), item.of, item.reservation)]

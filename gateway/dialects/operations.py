@@ -1,0 +1,96 @@
+"""Tell by method and path what a request may spend: calls that no dialect reads, and those that spend nothing. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gateway.messages import Call, Unit
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
+
+_VERSION = r"(?:/v\d+(?:beta)?)?"
+
+# An id may not hide another path, which a server might find after decoding.
+_ID = r"[A-Za-z0-9_-]+"
+
+# POST requests that make no model work: they count tokens, store or name things, or end work.
+_FREE = re.compile(
+    _VERSION
+    + r"/(?:messages/count_tokens|responses/input_tokens|tokenize|detokenize|files"
+    + rf"|uploads(?:/{_ID}(?:/parts|/complete)?)?|conversations(?:/{_ID}(?:/items)?)?|chat/completions/{_ID}"
+    + rf"|(?:{_ID}/)+cancel)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kind of call with the ways in which it can be metered.
+
+    `reports`: its answers usually report their tokens. `reads_text`: its tokens are about those of the text that it is
+    given. `writes_text`: so are those of its answer. `unit`: providers bill it by that. `makes_calls`: it starts an
+    unknown number of calls, whose answers come elsewhere.
+    """
+
+    name: str
+    reports: bool = False
+    reads_text: bool = False
+    writes_text: bool = False
+    unit: Unit | None = None
+    makes_calls: bool = False
+    is_free: bool = False
+
+
+FREE = Operation("free", is_free=True)
+CALL = Operation("call", reports=True, reads_text=True, writes_text=True)  # of a dialect whose answers report usage
+TEXT = Operation("text", reads_text=True, writes_text=True)  # of another dialect, with a text
+OTHER = Operation("other", writes_text=True)
+SOCKET = Operation("websocket", reports=True, unit=Unit.MINUTE)
+
+_KNOWN = tuple(
+    (re.compile(_VERSION + pattern), operation)
+    for pattern, operation in (
+        (r"/images/(?:generations|edits)", Operation("images", reports=True, unit=Unit.IMAGE)),
+        (r"/images/variations", Operation("images", unit=Unit.IMAGE)),
+        (r"/audio/speech", Operation("speech", unit=Unit.CHARACTERS)),
+        (r"/audio/(?:transcriptions|translations)", Operation("transcription", reports=True, unit=Unit.MINUTE)),
+        (rf"/videos(?:/{_ID}/remix)?", Operation("video", unit=Unit.SECOND)),
+        (r"/(?:rerank|score|pooling|classify)", Operation("rerank", reports=True, reads_text=True)),
+        (r"/moderations", Operation("moderation", reads_text=True)),
+        (r"/embed(?:dings?)?", Operation("embeddings", reports=True, reads_text=True)),
+        (r"/responses/compact", Operation("compaction", reports=True, reads_text=True, writes_text=True)),
+        (r"/fim/completions", Operation("completion", reports=True, reads_text=True, writes_text=True)),
+        (r"/ocr", Operation("ocr", writes_text=True)),
+        (r"/(?:messages/)?batches", Operation("batch", makes_calls=True)),
+        (r"/fine_tuning/.*", Operation("fine-tuning", makes_calls=True)),
+        (r"/realtime/.+", Operation("realtime", makes_calls=True)),  # secrets, with which clients call the provider
+    )
+)
+
+# MCP: what an agent does before and between its calls of tools.
+_FREE_MESSAGES = re.compile(
+    r"initialize|ping|notifications/.*|logging/setLevel|completion/complete|(?:tools|prompts|resources|resources/templates|tasks)/list"
+    r"|prompts/get|resources/(?:un)?subscribe|tasks/(?:get|cancel|result)|server/discover"
+)
+_REPORTING = frozenset({"openai", "openai-responses", "anthropic"})
+
+
+def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -> Operation:
+    """Return the operation of a request. `upgrades`: it opens a WebSocket."""
+    if call is not None:
+        return _operation_of_call(call)
+    if upgrades:
+        return SOCKET
+    if method in SAFE_METHODS or (method == "POST" and _FREE.fullmatch(path)):
+        return FREE
+    return next((operation for known, operation in _KNOWN if known.fullmatch(path)), OTHER)
+
+
+def _operation_of_call(call: Call) -> Operation:
+    name = call.dialect.name
+    if name in _REPORTING:
+        return CALL
+    if name == "mcp":
+        method = call.body.get("method")
+        return FREE if isinstance(method, str) and _FREE_MESSAGES.fullmatch(method) else TEXT
+    return TEXT if call.prompt else OTHER

@@ -1,0 +1,283 @@
+"""Meters calls: reserves their cost before them, computes it after them, and refuses what nothing can meter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.bounded_cache import BoundedCache
+from gateway.context import RequestContext
+from gateway.dialects.json_body import BOM
+from gateway.dialects.operations import CALL, Operation, operation_of
+from gateway.dialects.usage import AnswerUsage
+from gateway.errors import Forbidden, GatewayError
+from gateway.limits import MICROS
+from gateway.messages import Bypass, Call, Price, Unit
+from gateway.ports import Clock
+from gateway.routing.limit_evaluation import (
+    BYTES_A_TOKEN,
+    MAX_KINDS,
+    CostEstimate,
+    Reservation,
+    TypicalLength,
+    input_tokens,
+)
+
+# Seconds for which calls of a kind are refused whose answer has reported no usage, although nothing else meters it.
+SILENCE_S = 600.0
+
+# Bytes of a second of sound at 32 kbit/s, which few recordings go below: for answers that do not state the duration.
+BYTES_A_SECOND = 4_000
+
+MAX_UPLOAD = 25 * 1000 * 1000  # bytes of a recording of unknown length: what OpenAI accepts
+
+MAX_CHOICES = 1_000  # of one call; beyond it the backend refuses the number
+
+DEFAULT_SECONDS = 8.0  # of a video, if the request names none
+
+EXAMPLES: Mapping[Unit | None, str] = {
+    Unit.IMAGE: "per_image: 0.04",
+    Unit.MINUTE: "per_minute: 0.006",
+    Unit.SECOND: "per_second: 0.1",
+    Unit.CHARACTERS: "per_million_characters: 15",
+}
+
+
+def upgrades(request: RequestContext) -> bool:
+    return request.headers.get("upgrade", "").lower() == "websocket"
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredCall:
+    """A call as it is metered."""
+
+    operation: Operation
+    method: str
+    path: str
+    model: str
+    call: Call | None
+    input_tokens: int  # estimated
+    max_output: int | None  # tokens, as the client limits them
+    quantity: float  # of the operation's unit, as the request names it: images, characters, seconds
+
+    @property
+    def kind(self) -> str:
+        return f"{self.operation.name}\n{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The tokens and the dollars that a call has used."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    dollars: float = 0.0
+
+    @property
+    def cost(self) -> CostEstimate:
+        return CostEstimate(self.input_tokens + self.output_tokens, round(self.dollars * MICROS))
+
+
+async def metered_call(request: RequestContext) -> MeteredCall:
+    """Return the request as it is metered. A JSON body that passes through unparsed is read."""
+    call = request.call
+    operation = operation_of(request.method, request.path, call, upgrades=upgrades(request))
+    common = operation, request.method, request.path
+    if operation.is_free:
+        return MeteredCall(*common, request.model, call, 0, None, 0.0)
+    if call is not None:
+        output = 0 if call.operation == "embeddings" else call.max_tokens
+        if output and isinstance(choices := call.body.get("n"), int) and 1 < choices < MAX_CHOICES:
+            output *= choices
+        return MeteredCall(*common, call.model, call, input_tokens(call), output, 0.0)
+    body = await _body_of(request)
+    fields = _fields_of(body)
+    model = request.model or str(fields.get("model") or "")[:200]
+    output = None if operation.writes_text or operation.unit is Unit.IMAGE else 0
+    quantity = _quantity(operation.unit, fields, request, len(body))
+    return MeteredCall(*common, model, None, len(body) // BYTES_A_TOKEN, output, quantity)
+
+
+async def _body_of(request: RequestContext) -> bytes:
+    """Return a JSON body; empty: there is none, it is too long to wait for, or cannot be decoded."""
+    if upgrades(request) or "json" not in request.headers.get("content-type", "json").lower():
+        return b""
+    await request.body_source.buffer(whole=True)
+    if request.body_source.buffered_body is None:
+        return b""
+    try:
+        return request.body_source.read_nowait() or b""
+    except GatewayError:  # the backend judges it
+        return b""
+
+
+def _fields_of(body: bytes) -> Mapping[str, Any]:
+    try:
+        fields = orjson.loads(body.removeprefix(BOM)) if body else {}
+    except orjson.JSONDecodeError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _quantity(unit: Unit | None, fields: Mapping[str, Any], request: RequestContext, size: int) -> float:
+    if unit is Unit.IMAGE:
+        return max(1.0, _number(fields.get("n"), 1.0))
+    if unit is Unit.CHARACTERS:
+        text = fields.get("input")
+        return float(len(text)) if isinstance(text, str) else float(size or _length_of(request) or MAX_UPLOAD)
+    if unit is Unit.SECOND:
+        return _number(fields.get("seconds", fields.get("duration")), DEFAULT_SECONDS)
+    if unit is Unit.MINUTE:
+        return 60.0 if upgrades(request) else (_length_of(request) or MAX_UPLOAD) / BYTES_A_SECOND
+    return 0.0
+
+
+def _number(value: object, default: float) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float | str) else default
+    except ValueError:
+        return default
+    return number if 0.0 <= number < 10**9 else default
+
+
+def _length_of(request: RequestContext) -> int:
+    body, length = request.body_source.buffered_body, request.headers.get("content-length", "")
+    if body is not None:
+        return len(body)
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 16 else 0
+
+
+class RouteMeter:
+    """Meters the calls of one route. `members`: its backends with their prices; `passable`: those of them that take
+    requests which no dialect reads. `prices`: of all backends."""
+
+    def __init__(
+        self,
+        members: Mapping[str, Price],
+        passable: Collection[str],
+        prices: Mapping[str, Price],
+        largest: str,
+        clock: Clock,
+    ) -> None:
+        self._members = members
+        self._passable = {name: price for name, price in members.items() if name in passable}
+        self._prices = prices
+        self._largest = largest
+        self._clock = clock
+        self._lengths: BoundedCache[str, TypicalLength] = BoundedCache(MAX_KINDS)
+        self._silent: BoundedCache[tuple[str, str], float] = BoundedCache(MAX_KINDS)  # until when
+
+    def check(self, metered: MeteredCall, limits: Sequence[str]) -> None:
+        """Raise `Forbidden` if one of these limits, `tokens` or `cost`, has nothing to count such a call by."""
+        if metered.operation.is_free or metered.operation is CALL:
+            return
+        for name, price in self._candidates(metered).items():
+            for limit in limits:
+                if not self._has_meter(metered, limit, name, price):
+                    raise Forbidden(_sentence(metered, limit, name))
+
+    def reserve(self, metered: MeteredCall) -> Reservation:
+        """Return what is reserved for a call, at the price of the most expensive backend that may answer."""
+        if metered.operation.is_free:
+            return Reservation()
+        answers = metered.max_output != 0
+        tokens = self._length_of(metered).reserve(metered.input_tokens, metered.max_output, answers=answers)
+        return Reservation(
+            self._estimate(metered, tokens.upper_input, tokens.upper_output),
+            self._estimate(metered, tokens.likely_input, tokens.likely_output),
+            self._estimate(metered, tokens.least_input, tokens.least_output),
+        )
+
+    def spent(self, metered: MeteredCall, backend: str | None, usage: AnswerUsage, output_estimate: int) -> Spent:
+        """Return what a complete answer has cost. `output_estimate`: tokens, if the answer reports none."""
+        if metered.operation.is_free:
+            return Spent()
+        backend = backend or self._largest
+        price, counts = self._prices.get(backend, Price()), usage.tokens
+        if counts is None and self._is_silent(metered, backend, price):
+            self._silent.put((backend, metered.kind), self._clock.monotonic() + SILENCE_S)
+            likely = self._length_of(metered).reserve(metered.input_tokens, metered.max_output)
+            return self._priced(metered, price, (likely.likely_input, likely.likely_output, 0), usage, priced=True)
+        if counts is None:
+            output = output_estimate if metered.max_output != 0 and metered.operation.writes_text else 0
+            if metered.call is not None and metered.call.uncached is Bypass.BACKGROUND:  # its answer comes later
+                output = self._length_of(metered).reserve(0, metered.max_output).likely_output
+            estimated = metered.input_tokens, output, 0
+            return self._priced(metered, price, estimated, usage, priced=metered.operation.reads_text)
+        self._length_of(metered).saw(metered.input_tokens, metered.max_output, counts[0], counts[1])
+        return self._priced(metered, price, counts, usage, priced=True)
+
+    def read_alone(self, metered: MeteredCall) -> Spent:
+        """Return the cost of a call whose client left before an answer came: the backend may have read its input."""
+        if metered.call is None:
+            return Spent()
+        price, tokens = self._prices.get(self._largest, Price()), metered.input_tokens
+        return Spent(tokens, dollars=price.of(tokens, 0))
+
+    def _candidates(self, metered: MeteredCall) -> Mapping[str, Price]:
+        return self._members if metered.call is not None else self._passable
+
+    def _has_meter(self, metered: MeteredCall, limit: str, backend: str, price: Price) -> bool:
+        operation = metered.operation
+        if _is_covered(metered, price):
+            return True
+        silent_until = self._silent.peek((backend, metered.kind))
+        reports = operation.reports and (silent_until is None or silent_until <= self._clock.monotonic())
+        return (reports or operation.reads_text) and (limit == "tokens" or price.has_tokens)
+
+    def _is_silent(self, metered: MeteredCall, backend: str, price: Price) -> bool:
+        """Return whether an answer without usage leaves nothing to meter its call by."""
+        operation = metered.operation
+        return operation.reports and not operation.reads_text and not _is_covered(metered, price)
+
+    def _length_of(self, metered: MeteredCall) -> TypicalLength:
+        length = self._lengths.get(metered.kind)
+        if length is None:
+            length = TypicalLength()
+            self._lengths.put(metered.kind, length)
+        return length
+
+    def _estimate(self, metered: MeteredCall, input_count: int, output_count: int) -> CostEstimate:
+        counts = input_count, output_count, 0
+        return max(
+            (self._priced(metered, price, counts, AnswerUsage(), priced=True).cost for price in self._members.values()),
+            key=lambda cost: cost.micros,
+            default=CostEstimate(input_count + output_count),
+        )
+
+    def _priced(
+        self, metered: MeteredCall, price: Price, counts: tuple[int, int, int], usage: AnswerUsage, *, priced: bool
+    ) -> Spent:
+        """Return the cost. `priced`: the tokens cost something, unless a unit does."""
+        dollars = price.of_call(metered.path, named=metered.operation.makes_calls) or 0.0
+        unit = metered.operation.unit
+        per_unit = price.of_unit(unit)
+        if per_unit is not None:
+            found = usage.images if unit is Unit.IMAGE else usage.seconds if unit is not Unit.CHARACTERS else None
+            dollars += per_unit * (metered.quantity if found is None else found)
+        elif priced:
+            dollars += price.of(*counts)
+        return Spent(*counts, dollars)
+
+
+def _is_covered(metered: MeteredCall, price: Price) -> bool:
+    operation = metered.operation
+    if price.of_unit(operation.unit) is not None:
+        return True
+    return price.of_call(metered.path, named=operation.makes_calls) is not None
+
+
+def _sentence(metered: MeteredCall, limit: str, backend: str) -> str:
+    path = metered.path[:100]
+    example = EXAMPLES.get(metered.operation.unit)
+    ways = f'per_call: {{"{path}": 0.01}}' if example is None else f'{example}, or per_call: {{"{path}": 0.01}}'
+    more = "; or set jobs.batches: on, so that each line counts" if path.endswith("/batches") else ""
+    what = "tokens" if limit == "tokens" else "cost"
+    return (
+        f"calls have a limit of {what} here, and nothing meters {metered.method} {path} at backend '{backend}': "
+        f"state its price in the configuration of the backend, such as price: {{{ways}}} (0: free of charge){more}"
+    )
