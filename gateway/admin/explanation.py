@@ -9,16 +9,14 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.screen import Screening
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
-from gateway.credentials import NO_CHANGES, NONE_SHOWN, CredentialRules
-from gateway.dialects.known import find_dialect
-from gateway.dialects.paths import canonical_path
+from gateway.credentials import NO_CHANGES, CredentialRules
+from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
@@ -32,7 +30,7 @@ from gateway.steps.assembly import backend_choice_of, route_screen, semantic_loo
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
-from gateway.streams import BufferedBody
+from gateway.steps.request_reading import described_request, find_route, read_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,25 +173,18 @@ def parse_request(
     headers = wrapped.get("headers", {})
     if not isinstance(headers, dict):
         raise BadRequest(f"{where}: headers: expected an object of names and values")
-    path, _, query = str(wrapped.get("path", "/v1/chat/completions")).partition("?")
-    sent = CIMultiDict({str(k): str(v) for k, v in headers.items()})
-    shown = NONE_SHOWN if rules is None else rules.read(sent, query)
-    request = RequestContext(
-        request_id="explain",
-        method="POST",
-        path=canonical_path("POST", path),
-        query=query,
-        headers=sent,
-        body_source=BufferedBody(),
+    request, reading = described_request(
+        "POST",
+        str(wrapped.get("path", "/v1/chat/completions")),
+        {str(name): str(given) for name, given in headers.items()},
+        orjson.dumps(wrapped["body"]),
+        tenant=None if wrapped.get("tenant") is None else str(wrapped["tenant"]),
+        rules=rules,
         clock=clock,
-        tenant=str(wrapped.get("tenant", shown.tenant)),
     )
-    request.credentials = shown
-    request.body = orjson.dumps(wrapped["body"])
-    dialect = find_dialect(request.method, request.path)
-    if dialect is None:
+    if reading.call is None:
         raise BadRequest(f"{where}: the path {request.path} is passed through, there is nothing to explain")
-    return request, dialect.parse(request.path, request.body, request.headers)
+    return request, reading.call
 
 
 def build_explanation(
@@ -417,7 +408,7 @@ class ExplainRequests:
         The call sends nothing to a backend. The request is neither logged nor stored.
         """
         try:
-            found = await self._explain(orjson.loads(await request.read()))
+            found = await self._explain(load_json(await request.read()))
         except orjson.JSONDecodeError as error:
             return json_response({"error": f"the body is not valid JSON: {error}"}, 400)
         except web.HTTPRequestEntityTooLarge:
@@ -430,7 +421,7 @@ class ExplainRequests:
         parts = self._parts()
         request, call = parse_request(value, parts.clock, "the body", self._rules)
         policy = self._policy()
-        route = policy.match(request.path, call.model, request.tenant, request.headers)
+        route = find_route(request, read_call(call), policy)
         apply_route(request, call, route)
         call = apply_mcp(request, request.call or call, route, parts.mcp, parts.clock.wall())
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too

@@ -16,18 +16,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.admin.explanation import parse_request
 from gateway.cache.mcp_results import McpKnowledge
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
 from gateway.config.policy.tests import Expectation
 from gateway.context import RequestContext
-from gateway.credentials import ANONYMOUS
+from gateway.credentials import NO_CHANGES
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.known import find_dialect
-from gateway.dialects.named_models import model_in_body, models_named
-from gateway.dialects.paths import canonical_path
 from gateway.errors import BadRequest
 from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call, ScoredPrompt, Scorer
@@ -41,9 +37,9 @@ from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
+from gateway.steps.request_reading import described_request, find_route
 from gateway.upstream.latency import CallFeatures
 
-JSON = "application/json"
 MAX_S = 5.0  # seconds for all expectations of a policy; the change of the policy waits for them
 
 
@@ -110,13 +106,18 @@ class PolicyTestRunner:
 
     def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
         """Return the outcome by the keys of `expect`, and the complexity if it was judged. Raise `BadRequest`."""
-        path = canonical_path("POST", expectation.path)
-        if find_dialect("POST", path) is None:
-            return self._pass_through_outcome(expectation, path), None
-        given = {"path": path, "body": expectation.body, "headers": expectation.headers}
-        wrapped = {**given, "tenant": expectation.tenant or ANONYMOUS}
-        request, call = parse_request(wrapped, FrozenClock(), "the request")
-        route = self._policy.match(request.path, call.model, request.tenant, request.headers)
+        request, reading = described_request(
+            "POST",
+            expectation.path,
+            expectation.headers,
+            orjson.dumps(expectation.body),
+            tenant=expectation.tenant,
+            rules=NO_CHANGES,
+            clock=FrozenClock(),
+        )
+        route, call = find_route(request, reading, self._policy), reading.call
+        if call is None:
+            return self._pass_through_outcome(request, route), None
         apply_route(request, call, route)
         call = apply_mcp(request, request.call or call, route, McpKnowledge(), request.clock.wall())
         scorer: ComplexityScorer = (
@@ -137,11 +138,8 @@ class PolicyTestRunner:
         }
         return found, request.complexity
 
-    def _pass_through_outcome(self, expectation: Expectation, path: str) -> Mapping[str, str]:
-        tenant, model = expectation.tenant or ANONYMOUS, model_in_body(orjson.dumps(expectation.body), JSON)
-        named = models_named("POST", path, "", model)
-        route = self._policy.match(path, named[0] if named else "", tenant, expectation.headers)
-        signals = Signals(None, speaks_anthropic(expectation.headers))
+    def _pass_through_outcome(self, request: RequestContext, route: Route) -> Mapping[str, str]:
+        signals = Signals(None, speaks_anthropic(request.headers))
         backend = select(route.target, self._pools, signals, route.slo.late).backends[0]
         cache = str(Bypass.PASS_THROUGH)
         return {"route": route.name, "backend": backend, "tier": "", "cache": cache, "share": route.share}

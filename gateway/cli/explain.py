@@ -26,6 +26,7 @@ from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
+from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Call, Embedding
 from gateway.observability.telemetry import Telemetry
@@ -41,6 +42,7 @@ from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
+from gateway.steps.request_reading import find_route, read_call
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
 
@@ -117,7 +119,7 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
 def read_request(path: Path) -> Any:
     """Read the JSON of a request. Raises `BadRequest`."""
     try:
-        return orjson.loads(path.read_bytes())
+        return load_json(path.read_bytes())
     except OSError as error:
         raise BadRequest(f"{path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
@@ -186,7 +188,7 @@ class OfflineExplainer:
         """Explain a request, as `parse_request` reads it. `where` is its source. Raises `BadRequest`."""
         clock = SystemClock()
         request, call = parse_request(value, clock, where, self._rules)
-        route = self.policy.match(request.path, call.model, request.tenant, request.headers)
+        route = find_route(request, read_call(call), self.policy)
         apply_route(request, call, route)
         embeddings = await self._embed_question(request.call or call)
         # Parse again, so that the time to load the model does not count against the request's budget.

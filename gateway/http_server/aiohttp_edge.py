@@ -11,7 +11,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from gateway.context import RequestContext, resolve_response
-from gateway.dialects.paths import canonical_path
+from gateway.dialects.targets import target_of
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.connections import closing_response, refused_version
 from gateway.http_server.request_body import HttpBody, read_buffered
@@ -32,8 +32,7 @@ class AiohttpEdge:
 
     async def __call__(self, http: web.BaseRequest) -> Sendable:
         service = self._service
-        path, _, query = _target(http).partition("?")
-        path = canonical_path(http.method, path)
+        path, query, _ = target_of(http.method, _target(http))
         if (refusal := refused_version(http.version)) is not None:
             return closing_response(*refusal)
         if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":

@@ -20,7 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.bounded_cache import BoundedCache
 from gateway.context import HeadMemo
 from gateway.credentials import TRACING
-from gateway.dialects.paths import canonical_path
+from gateway.dialects.targets import target_of
 
 MAX_HEAD = 16 * 1024  # bytes; aiohttp reads longer heads, up to `server.max_header`
 MAX_LINES = 100  # aiohttp refuses more than 128
@@ -149,8 +149,7 @@ def _fixed_head_of(head: bytes, max_field: int) -> _FixedHead | None:
     digest = head_digest(method, target, headers.items())
     if digest is None or "host" not in headers:
         return None
-    path, _, query = target.partition("?")
-    path = canonical_path(method, path)
+    path, query, _ = target_of(method, target)
     closes = headers.get("connection", "").lower() == "close"
     return _FixedHead(method, path, query, headers, closes, digest, len(head), HeadMemo())
 

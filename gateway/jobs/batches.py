@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.json_body import load_json
-from gateway.dialects.paths import canonical_path
+from gateway.dialects.targets import target_of
 from gateway.job_store import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, result_json
 from gateway.jobs.submission import OWN, TARGET
 
@@ -92,7 +92,7 @@ def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine |
     if said.get("method") != "POST":
         return BatchError(number, "method: expected POST", "invalid_method")
     url = said.get("url")
-    if not isinstance(url, str) or canonical_path("POST", url) != endpoint:
+    if not isinstance(url, str) or target_of("POST", url)[:2] != (endpoint, ""):
         return BatchError(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
     if not isinstance(body, dict):
         return BatchError(number, "body: expected an object")
@@ -104,7 +104,7 @@ def endpoint_of(value: object) -> str | None:
     """Return the endpoint of a batch; None if a batch may not have it."""
     if not isinstance(value, str) or not TARGET.fullmatch(value) or "?" in value or "#" in value:
         return None
-    path = canonical_path("POST", value)
+    path = target_of("POST", value).path
     return None if OWN.fullmatch(path) else path
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from gateway.adapters.system.ssrf_guard import TargetRefused, check_url
 from gateway.credentials import CredentialRules
-from gateway.dialects.paths import canonical_path
+from gateway.dialects.targets import target_of
 from gateway.errors import BadRequest
 from gateway.job_store import Headers
 from gateway.priority import Priority
@@ -92,8 +92,7 @@ def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], all
     target, method = fields.get("path"), fields.get("method", "POST")
     if not isinstance(target, str) or not TARGET.fullmatch(target) or "#" in target:
         raise BadRequest("'path' is missing or invalid: expected one such as /v1/chat/completions", param="path")
-    path, _, query = target.partition("?")
-    path = canonical_path(str(method), path)
+    path, query, _ = target_of(str(method), target)
     if OWN.fullmatch(path):
         raise BadRequest(f"'path' {path[:128]} is served by the gateway itself: expected a model's path", param="path")
     if method not in METHODS:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
-from urllib.parse import unquote
 
 from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import asker_of, keys_of, own_key, owner_of, variant_of
@@ -17,23 +16,26 @@ from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
-from gateway.dialects.known import MODELS
-from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, models_named
+from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body
 from gateway.errors import GatewayError, PayloadTooLarge
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
+from gateway.steps.request_reading import (
+    Reading,
+    find_route,
+    read_body,
+    read_call,
+    read_models,
+    subjects_of_call,
+)
 from gateway.subjects import SubjectsOf
 
 # Bytes. A longer body is parsed in another thread. There it blocks the event loop only for its longest step, not for
 # all steps together (orjson keeps the interpreter's lock). For 10 MiB of turns on a busy machine that was 270 ms, and
 # 1,030 ms on the loop. A body of this size takes 0.7 ms on the loop.
 LARGE_BODY = 256 * 1024
-
-ONE_MODEL = MODELS + "/"  # before the name of a model
-# The paths on which a policy may send a model's calls to another backend, the most common first.
-CALLED_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/completions")
 
 # The same for a body with many objects: 7,000 messages in 210 kB took 26 ms on the loop. Counting colons is quick, and
 # each key is followed by one.
@@ -103,26 +105,22 @@ class ParseAndRoute:
             request.require_capacity()
             return self._parse_later(request, table, dialect, body)
         request.body = body
-        call = dialect.parse(request.path, body, request.headers)
-        return self._route(request, table, call, (call.model,))
+        return self._route(request, table, read_body(request, body, self._max_keys))
 
     def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
         """Route a request that no dialect claims. Its models are read only if they decide anything."""
         if not table.matches_models and (request.permit is None or not request.permit.models):
-            return self._route(request, table, None, ())
+            return self._route(request, table, Reading(None, ()))
         body = request.body_source.buffered_body
         if body is None or takes_long(body):
             request.require_capacity()
             return self._pass_later(request, table)
-        model = None
-        if body:
-            body = request.body_source.read_nowait() or b""
-            model = model_in_body(body, content_type_of(request.headers), self._max_keys)
-        return self._route(request, table, None, models_of(request, model))
+        body = request.body_source.read_nowait() or b""
+        return self._route(request, table, read_body(request, body, self._max_keys))
 
     async def _pass_later(self, request: RequestContext, table: RouteTable) -> Response:
-        models = models_of(request, await read_model(request, self._max_body, self._max_keys))
-        return await resolve_response(self._route(request, table, None, models))
+        reading = read_models(request, await read_model(request, self._max_body, self._max_keys))
+        return await resolve_response(self._route(request, table, reading))
 
     async def _parse_later(
         self, request: RequestContext, table: RouteTable, dialect: Dialect, body: bytes | None
@@ -133,20 +131,16 @@ class ParseAndRoute:
             call = await asyncio.to_thread(parse_wholly, dialect, request.path, body, request.headers)
         else:
             call = dialect.parse(request.path, body, request.headers)
-        return await resolve_response(self._route(request, table, call, (call.model,)))
+        return await resolve_response(self._route(request, table, read_call(call)))
 
-    def _route(
-        self, request: RequestContext, table: RouteTable, call: Call | None, models: Sequence[str]
-    ) -> Response | Awaitable[Response]:
-        """Hand a request on. `models`: those that it names, the one that decides its route first."""
+    def _route(self, request: RequestContext, table: RouteTable, reading: Reading) -> Response | Awaitable[Response]:
+        """Hand a request on."""
+        call = reading.call
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
         if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
-            request.permit.check_models(models, request.method, request.path)
-        request.model = models[0] if models else ""
-        route = table.policy.match(request.path, request.model, request.tenant, request.headers)
-        if call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):
-            route = _route_of_model(request, table.policy, route)
+            request.permit.check_models(reading.models, request.method, request.path)
+        route = find_route(request, reading, table.policy)
         try:
             apply_route(request, call, route)
             self._record(request, call, route)
@@ -164,26 +158,9 @@ class ParseAndRoute:
         if request.personal_data and route.privacy is not None:
             for kind in request.personal_data:
                 self._telemetry.personal_data.add(route.name, kind, route.privacy.action)
-        permit = request.permit
-        if self._subjects_of is not None and call is not None and (call.user is not None or permit is not None):
-            request.subjects = self._subjects_of(call.user, "" if permit is None else permit.name)
+        request.subjects = subjects_of_call(call, request.permit, self._subjects_of)
         if route.record is not None:
             request.facts = self._recording.facts(request, route)
-
-
-def _route_of_model(request: RequestContext, policy: Policy, default: Route) -> Route:
-    """Return the route of the calls for the model that a path names. Another backend than that of the path may have
-    it."""
-    name = unquote(request.path.removeprefix(ONE_MODEL))
-    for path in CALLED_PATHS:
-        route = policy.match(path, name, request.tenant, request.headers)
-        if route is not policy.match(path, "", request.tenant, request.headers):
-            return route
-    return default
-
-
-def models_of(request: RequestContext, in_body: str | None) -> tuple[str, ...]:
-    return models_named(request.method, request.path, request.query, in_body)
 
 
 async def read_model(request: RequestContext, max_body: int, max_keys: int) -> str | None:

@@ -13,7 +13,7 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.paths import canonical_path
+from gateway.dialects.targets import canonical_path
 from gateway.http_server import heads as module
 from gateway.http_server.heads import RequestHead, RequestHeads, head_digest
 

@@ -95,9 +95,11 @@ def error_text(body: bytes) -> str:
 
 
 def path_of(model: str, version: str = "", verb: str = "") -> str:
-    """Return the path of a model. Raise `RpcError` if its name is empty."""
+    """Return the path of a model. Raise `RpcError` if its name is empty, or a dot segment, which names another path."""
     if not model:
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the model's name is empty")
+    if {model, version} & {".", ".."}:
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the name of a model or its version cannot be '.' or '..'")
     of_version = f"/versions/{quote(version, safe='')}" if version else ""
     return f"/v2/models/{quote(model, safe='')}{of_version}{verb}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dialects.paths import canonical_path
+from gateway.dialects.targets import canonical_path
 
 CHAT = "/v1/chat/completions"
 

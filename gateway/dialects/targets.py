@@ -1,16 +1,34 @@
-"""The one form of a request's path that everything matches on, and that is forwarded."""
+"""The one form of a request's target that everything matches on, and that is forwarded."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from gateway.dialects.known import MAX_PATHS, find_dialect
+from gateway.messages import Dialect
 
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _SLASHES = re.compile(r"/{2,}")
+
+
+class Target(NamedTuple):
+    """The target of a request. `path`: in its normal form; `query`: as sent, without "?". `dialect` None: the request
+    passes through unparsed."""
+
+    path: str
+    query: str
+    dialect: Dialect | None
+
+
+def target_of(method: str, target: str) -> Target:
+    """Read a target in its origin form: a path, and perhaps a query."""
+    given, _, query = target.partition("?")
+    path = canonical_path(method, given)
+    return Target(path, query, find_dialect(method, path))
 
 
 @lru_cache(maxsize=MAX_PATHS)

@@ -1,0 +1,128 @@
+"""Reads what a request is: its target, its client, its call, its models, those who caused it, and its route.
+
+This is the one place. Steps, both forms of explain, the tests of a policy, jobs and batches call these functions and
+those of `gateway.dialects.targets`. So nothing matches on what somebody else reads differently.
+
+| part of a request | function | read |
+|---|---|---|
+| path, query, dialect | `targets.target_of` | before the request has a context |
+| key, tenant, account | `credentials.CredentialRules.read` | in `Authenticate`, once for each head |
+| call, models | `read_body` | in `ParseAndRoute` |
+| route | `find_route` | right after that |
+| subjects | `subjects_of_call` | right after that |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from multidict import CIMultiDict
+
+from gateway.config.policy.model import Policy, Route
+from gateway.config.schema import MAX_BODY_KEYS
+from gateway.context import RequestContext
+from gateway.credentials import NONE_SHOWN, CredentialRules
+from gateway.dialects.known import MODELS
+from gateway.dialects.named_models import content_type_of, model_in_body, models_named
+from gateway.dialects.targets import target_of
+from gateway.messages import Call
+from gateway.ports import Clock
+from gateway.principal import Principal
+from gateway.streams import BufferedBody
+from gateway.subjects import SubjectsOf
+
+ONE_MODEL = MODELS + "/"  # before the name of a model
+# The paths on which a policy may send a model's calls to another backend, the most common first.
+CALLED_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/completions")
+
+
+class Reading(NamedTuple):
+    """A request with its body. `call` None: no dialect claims it. `models`: those that it names, the one that decides
+    its route first."""
+
+    call: Call | None
+    models: tuple[str, ...]
+
+    @property
+    def model(self) -> str:
+        """The model that decides; empty if none is named."""
+        return self.models[0] if self.models else ""
+
+
+def read_call(call: Call) -> Reading:
+    return Reading(call, (call.model,))
+
+
+def read_models(request: RequestContext, in_body: str | None) -> Reading:
+    """Return the reading of a request without a dialect. `in_body`: the model that its body names. Raise
+    `BadRequest`."""
+    return Reading(None, models_named(request.method, request.path, request.query, in_body))
+
+
+def read_body(request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEYS) -> Reading:
+    """Read a whole body, decoded. Raise `BadRequest`, and `PayloadTooLarge` beyond `max_keys`."""
+    if request.dialect is not None:
+        return read_call(request.dialect.parse(request.path, body, request.headers))
+    in_body = model_in_body(body, content_type_of(request.headers), max_keys) if body else None
+    return read_models(request, in_body)
+
+
+def find_route(request: RequestContext, reading: Reading, policy: Policy) -> Route:
+    """Return the route of a request, and note its model."""
+    request.model = reading.model
+    route = policy.match(request.path, request.model, request.tenant, request.headers)
+    if reading.call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):
+        return _route_of_model(request, policy, route)
+    return route
+
+
+def _route_of_model(request: RequestContext, policy: Policy, default: Route) -> Route:
+    """Return the route of the calls for the model that a path names. Another backend than that of the path may have
+    it."""
+    name = unquote(request.path.removeprefix(ONE_MODEL))
+    for path in CALLED_PATHS:
+        route = policy.match(path, name, request.tenant, request.headers)
+        if route is not policy.match(path, "", request.tenant, request.headers):
+            return route
+    return default
+
+
+def subjects_of_call(call: Call | None, permit: Principal | None, digests: SubjectsOf | None) -> tuple[str, ...]:
+    """Return the digests of those who caused a call: the user that it names, and its API key. `digests` None: there is
+    no key for them."""
+    if digests is None or call is None or (call.user is None and permit is None):
+        return ()
+    return digests(call.user, "" if permit is None else permit.name)
+
+
+def described_request(
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tenant: str | None,
+    rules: CredentialRules | None,
+    clock: Clock,
+) -> tuple[RequestContext, Reading]:
+    """Return the request that somebody describes, as it would be read on its way to a backend.
+
+    `tenant` None: that of its credentials. `rules`: what identifies a client; None: its API key, which is not looked
+    up. Raise `BadRequest`.
+    """
+    read, sent = target_of(method, target), CIMultiDict(headers)
+    shown = NONE_SHOWN if rules is None else rules.read(sent, read.query)
+    request = RequestContext(
+        request_id="described",
+        method=method,
+        path=read.path,
+        query=read.query,
+        headers=sent,
+        body_source=BufferedBody(),
+        clock=clock,
+        tenant=shown.tenant if tenant is None else tenant,
+    )
+    request.credentials, request.body, request.dialect = shown, body, read.dialect
+    return request, read_body(request, body)
