@@ -68,7 +68,7 @@ class Gateway:
         self.parts = parts
         self.stores = stores
         self.removal = bootstrap.purge_of(config, parts, stores, lambda: self.policy)
-        self.eraser = bootstrap.eraser_of(parts, stores, self.removal)
+        self.eraser = bootstrap.eraser_of(config, parts, stores, self.removal)
         self.replication = bootstrap.replication_of(stores, parts, self.removal)
         self.recovery = bootstrap.recovery_of(stores, parts.space, parts, self.removal, self.replication)
         self.migration = bootstrap.migration_of(stores, parts)

@@ -173,6 +173,8 @@ class PurgeReport(TypedDict):
     samples: list[EntrySample]
     notes: list[str]
     """Sentences about names that nothing has, and other remarks."""
+    not_reached: list[str]
+    """A sentence for each part that stores something and that no removal reaches."""
 
 
 class EntriesQuery(TypedDict, total=False):

@@ -13,6 +13,7 @@ from aiohttp import web
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.screen import Screening
+from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, CredentialRules
@@ -73,6 +74,9 @@ class Explanation:
     screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
     personal_data: tuple[str, ...] = ()  # the kinds that the route looks for and that the request has
     privacy: str | None = None  # what the caches make of them: the action of the policy; None: it looks for none
+
+    # a sentence for each part that stores something and is not asked by any decision
+    not_reached: Sequence[str] = tuple(not_reached(StoredCommand.EXPLAIN))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

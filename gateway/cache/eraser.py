@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,10 +16,11 @@ import numpy as np
 
 from gateway.cache.bans import Ban
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.erasure import Erasable, ErasureTarget, ErasureTraces, RecentErasures
+from gateway.cache.erasure import ErasureTarget, ErasureTraces, RecentErasures
 from gateway.cache.feedback import Counterexamples, ServedHits, is_related
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge, PurgeRequest
+from gateway.cache.stored_parts import DISK, JOBS, LEARNED, RELATIONS, StoredParts
 from gateway.errors import GatewayError, StoreUnavailable
 from gateway.messages import Vector
 from gateway.ports import Clock, RelationStore
@@ -66,8 +67,24 @@ class ErasableRelations(RelationStore, Protocol):
     async def remove_relations(self, counterexamples: Sequence[str], links: Sequence[str]) -> None: ...
 
 
+class Disk:
+    """The files of the store's server. They come last, once everything else is deleted."""
+
+    part = DISK
+
+    def __init__(self, disk: StoreDisk) -> None:
+        self._disk = disk
+
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
+        if not dry_run:
+            traces.notes += await self._disk.drop_deleted()
+        return 0
+
+
 class Jobs:
     """The jobs with their requests and results. A worker that runs one loses its claim with the next heartbeat."""
+
+    part = JOBS
 
     def __init__(self, store: JobsOfSubjects) -> None:
         self._store = store
@@ -79,6 +96,8 @@ class Jobs:
 
 class Relations:
     """Links and counterexamples, by the erased entries and the digests of the erased questions."""
+
+    part = RELATIONS
 
     def __init__(self, store: ErasableRelations, counterexamples: Counterexamples, links: Links) -> None:
         self._store = store
@@ -103,6 +122,8 @@ class Relations:
 
 class LearnedQuestions:
     """Labelled lookups and decoys of all routes. Without names, they are found by the vectors of erased questions."""
+
+    part = LEARNED
 
     def __init__(self, spaces: Spaces) -> None:
         self.spaces = spaces
@@ -129,7 +150,7 @@ class LearnedQuestions:
 
 
 class Eraser:
-    """`Eraser` erases subjects. `own` are the stores of this process; `shared` are those of all gateways, in order.
+    """`Eraser` erases subjects. `parts` are all parts that store something, besides the entries.
 
     `publish` tells the other gateways which entries, questions and vectors are gone.
     """
@@ -139,21 +160,17 @@ class Eraser:
         *,
         digests: SubjectDigests,
         removal: Purge,
-        own: Mapping[str, Erasable],
-        shared: Mapping[str, Erasable],
+        parts: StoredParts,
         relations: Relations,
         learned: LearnedQuestions,
         served: ServedHits,
         recent: RecentErasures,
-        disk: StoreDisk,
         clock: Clock,
         publish: Callable[..., None],
     ) -> None:
-        self._disk = disk
         self._digests = digests
         self._removal = removal
-        self._own = own
-        self._shared = shared
+        self._parts = parts
         self._relations = relations
         self._learned = learned
         self._served = served
@@ -183,12 +200,13 @@ class Eraser:
         erased.durable = outcome.durable
         erased.notes += outcome.notes
         target = ErasureTarget(frozenset(subjects), request.tenant, self._clock.wall())
-        stores = {**self._own, **self._shared, "relations": self._relations, "learned": self._learned}
         if not dry_run:
             self._forget_in_memory(target)
         try:
-            for name, store in stores.items():
-                erased.counts[name] = await store.erase(target, traces, dry_run=dry_run)
+            for each in self._parts:
+                count = await each.erase(target, traces, dry_run=dry_run)
+                if each.part.counted:
+                    erased.counts[each.part.name] = count
         except (StoreUnavailable, OSError) as error:
             raise ErasureIncomplete(
                 erased, str(error) if isinstance(error, StoreUnavailable) else "the disk failed"
@@ -197,7 +215,6 @@ class Eraser:
             erased.notes += traces.notes
         if not dry_run:
             self._announce(traces)
-            erased.notes += await self._disk.drop_deleted()
         return erased
 
     def _forget_in_memory(self, target: ErasureTarget) -> None:
@@ -248,9 +265,8 @@ class Eraser:
         target, traces = ErasureTarget.of(ban.conditions, ban.at), ErasureTraces()
         self._forget_in_memory(target)
         try:
-            counts = {name: await store.erase(target, traces, dry_run=False) for name, store in self._own.items()}
-            counts["relations"] = await self._relations.erase(target, traces, dry_run=False)
-            counts["learned"] = await self._learned.erase(target, traces, dry_run=False)
+            own = [each for each in self._parts if each.part.own]
+            counts = {each.part.name: await each.erase(target, traces, dry_run=False) for each in own}
         except (StoreUnavailable, OSError) as error:
             LOG.warning("an erasure of another gateway failed here", extra={"fields": {"error": str(error)}})
             return False

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.adapters.faiss.checkpoint import (
@@ -14,13 +14,17 @@ from gateway.adapters.faiss.checkpoint import (
     PartitionKind,
     read_checkpoint,
     read_position,
+    temporary_of,
     write_checkpoint,
 )
 from gateway.adapters.faiss.exclusive_executor import ExecutorClosed
 from gateway.adapters.faiss.index import FaissIndex
+from gateway.cache.erasure import ErasureTarget, ErasureTraces
+from gateway.cache.stored_parts import INDEX
 from gateway.config import Config
 
 LOG = logging.getLogger("nearhit.index")
+FOLDER = "index"
 FILE, FORMER_FILE = "checkpoint", "former"
 
 
@@ -71,6 +75,24 @@ class IndexCheckpoints:
         if self.complete and self._index.changes != self._saved:
             await asyncio.to_thread(self._save)
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def renew(self) -> None:
+        """Write the file again without what has left the index, or remove it until the index is complete.
+
+        Raise `OSError`.
+        """
+        await self.save()
+        await asyncio.to_thread(self._remove_rest)
+
+    def _remove_rest(self) -> None:
+        """Remove what a write that was cut off has left, and a file that is not of this index."""
+        with self._writing:
+            for path in (temporary_of(self._path), *(() if self.complete else (self._path,))):
+                path.unlink(missing_ok=True)
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
@@ -90,6 +112,36 @@ class IndexCheckpoints:
             self._saved = changes
             elapsed_s = round(time.perf_counter() - started, 3)
             LOG.info("a checkpoint of the index was written", extra=_fields(entries=count, seconds=elapsed_s))
+
+
+class IndexFiles:
+    """The checkpoints of a gateway, and files that are left of others. `current` returns those in use. `unowned`
+    returns the data directories that no process has any more."""
+
+    part = INDEX
+
+    def __init__(
+        self,
+        data_dir: Path,
+        current: Callable[[], Sequence[IndexCheckpoints]],
+        unowned: Callable[[], Sequence[Path]] = tuple,
+    ) -> None:
+        self._data_dir = data_dir
+        self._current = current
+        self._unowned = unowned
+
+    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
+        """Leave no vector on disk that has left the index. Raise `OSError`."""
+        if not dry_run:
+            current = self._current()
+            for each in current:
+                await each.renew()
+            used = {path for each in current for path in (each.path, temporary_of(each.path))}
+            names = [name + end for name in (FILE, FORMER_FILE) for end in ("", ".new")]
+            for folder in (self._data_dir, *self._unowned()):
+                for path in {folder / FOLDER / name for name in names} - used:
+                    path.unlink(missing_ok=True)
+        return 0
 
 
 def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file: str = FILE) -> IndexCheckpoints | None:
@@ -124,7 +176,7 @@ def remove_former_checkpoint(config: Config) -> None:
 
 
 def _folder(config: Config) -> Path:
-    return config.data_dir / "index"
+    return config.data_dir / FOLDER
 
 
 def _fields(**fields: object) -> dict[str, object]:

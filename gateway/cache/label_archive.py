@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgpack
 
 from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces
+from gateway.cache.stored_parts import LABELS
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.files import data_dirs, replace_file
+from gateway.files import data_dirs, remove_temporaries, replace_file
 from gateway.ports import Clock, Judgement
 
 LOG = logging.getLogger("nearhit.quality")
@@ -35,10 +36,16 @@ Last the digests of those who asked either question (`gateway.subjects`)."""
 
 
 class LabelArchive:
-    """`LabelArchive` writes the labels of one process with their texts. For use from one event loop."""
+    """`LabelArchive` writes the labels of one process with their texts. For use from one event loop.
 
-    def __init__(self, data_dir: Path, clock: Clock) -> None:
+    `unowned` returns the data directories that no process has any more.
+    """
+
+    part = LABELS
+
+    def __init__(self, data_dir: Path, clock: Clock, unowned: Callable[[], Sequence[Path]] = tuple) -> None:
         self._folder = data_dir / FOLDER
+        self._unowned = unowned
         self._clock = clock
         self._retention_s: Mapping[str, float] = {}
         self._rows: list[Row] = []
@@ -100,7 +107,10 @@ class LabelArchive:
     def _rewrite(self, target: ErasureTarget, *, dry_run: bool) -> list[Row]:
         """Remove the labels of the target from the files, and return them."""
         gone: list[Row] = []
-        for path in files(self._folder):
+        folders = [self._folder, *(other / FOLDER for other in self._unowned())]
+        for folder in () if dry_run else folders:
+            remove_temporaries(folder)
+        for path in (path for folder in folders for path in files(folder)):
             rows = list(_rows(path))
             found = [row for row in rows if _is_of(target, row)]
             gone += found

@@ -29,6 +29,7 @@ from gateway.cache.bans import (
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.flight import SharedCall
 from gateway.cache.memory_cache import TieredStore
+from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cache.text_likeness import TextComparison, letter_counts
 from gateway.errors import BadRequest, EmbedderUnavailable, GatewayError, Overloaded, StoreUnavailable
 from gateway.messages import EmbeddedVector, Entry
@@ -113,6 +114,7 @@ class PurgeResult:
             "durable": self.durable,
             "samples": self.samples,
             "notes": self.notes,
+            "not_reached": not_reached(StoredCommand.PURGE),
         }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cli import erasure
 from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, admin_address, call_gateway, connect
 from gateway.cli.output import FAULT, GOOD, pluralise, print_result, print_warning, printable
@@ -137,7 +138,8 @@ def run_export(arguments: argparse.Namespace) -> int:
             return GOOD
         with progress_bar("exporting", None, "entries", quiet=arguments.json) as done:
             count = await _write_file(_report_progress(admin.lines(path), done), arguments.out)
-        said = {"entries": count, "file": str(arguments.out)}
+        left = not_reached(StoredCommand.EXPORT)
+        said = {"entries": count, "file": str(arguments.out), "not_reached": left}
         return print_result(arguments, said, f"{pluralise(count, 'entry', 'entries')} in {arguments.out}")
 
     return call_gateway(arguments, ask)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.cache.erasure import ErasureTarget, ErasureTraces
+from gateway.cache.stored_parts import FILES
 from gateway.job_store import BatchFile, JobBatch
 from gateway.subjects import SubjectsOf, body_user
 
@@ -49,6 +50,8 @@ class _InputLines:
 
 class BatchLines:
     """`BatchLines` is the part of an erasure for files and batches."""
+
+    part = FILES
 
     def __init__(self, store: ErasableBatches, subjects_of: SubjectsOf) -> None:
         self._store = store

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache.admission import HitForMiss, UseCounts
@@ -45,6 +46,7 @@ from gateway.cache.vector_backlog import VectorBacklog
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
+from gateway.files import unowned_dirs
 from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
@@ -110,6 +112,7 @@ def recorder_of(
         lambda headers: recorded_state.heading(headers, clock.wall()),
         clock,
         telemetry,
+        partial(unowned_dirs, config.data_dir, config.server.workers),
     )
     stack.push_async_callback(recorder.close)
     run_in(stack, recorder.run())
@@ -118,7 +121,7 @@ def recorder_of(
 
 def label_archive_of(stack: AsyncExitStack, config: Config, clock: Clock) -> LabelArchive:
     """Build the labels that are kept with their texts. `stack` writes the last ones."""
-    archive = LabelArchive(config.data_dir, clock)
+    archive = LabelArchive(config.data_dir, clock, partial(unowned_dirs, config.data_dir, config.server.workers))
     stack.push_async_callback(archive.flush)
     run_in(stack, archive.run())
     return archive

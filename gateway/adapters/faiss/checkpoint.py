@@ -57,6 +57,11 @@ class CheckpointChunk:
     lists: InvertedLists | None  # None: a flat partition
 
 
+def temporary_of(path: Path) -> Path:
+    """Return the path of a checkpoint while it is written."""
+    return path.with_name(path.name + ".new")
+
+
 def write_checkpoint(
     path: Path, kind: PartitionKind, pieces: Iterable[CheckpointChunk], position: str | None = None
 ) -> int:
@@ -66,7 +71,7 @@ def write_checkpoint(
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # only one gateway uses the data directory, so nobody else writes there
-    temporary = path.with_name(path.name + ".new")
+    temporary = temporary_of(path)
     try:
         # Vectors reveal something of the questions, so only the owner may read them, as with the embedded store's
         # files.

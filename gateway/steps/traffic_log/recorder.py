@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from gateway.cache.erasure import ErasureTarget, ErasureTraces
+from gateway.cache.stored_parts import TRAFFIC
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
@@ -24,7 +26,7 @@ from gateway.steps.traffic_log.recorded_request import (
     tenant_digests,
     vector_of,
 )
-from gateway.steps.traffic_log.segments import Segments, key_in
+from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE, Segments, key_in
 
 LOG = logging.getLogger("nearhit.traffic")
 OUTCOMES = ("recorded", "dropped")
@@ -33,7 +35,10 @@ MAX_ERASED = 64  # erasures that rows in flight are checked against
 
 class Recorder:
     """Writes the traffic log. For use from one event loop. It creates no file or folder before a route records.
-    `heading` returns the heading of a segment, given the names of the recorded headers."""
+    `heading` returns the heading of a segment, given the names of the recorded headers. `unowned` returns the data
+    directories that no process has any more."""
+
+    part = TRAFFIC
 
     def __init__(
         self,
@@ -42,7 +47,9 @@ class Recorder:
         heading: Callable[[frozenset[str]], SegmentHeading],
         clock: Clock,
         telemetry: Telemetry,
+        unowned: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
+        self._unowned = unowned
         self._folder = folder
         self._bounds = bounds
         self._heading = heading
@@ -126,13 +133,11 @@ class Recorder:
         async with self._write_lock:
             if self._writing is not None:
                 await asyncio.shield(self._writing)
-            waiting = [row for row in self._rows if self._is_of(target, row)]
+            waiting = [row for row in self._rows if _is_of(target, row, self._tenants)]
             if not dry_run:
                 ids = set(map(id, waiting))
                 self._rows = [row for row in self._rows if id(row) not in ids]
-            written, damaged = await asyncio.to_thread(
-                self._segments.rewrite, lambda row: self._is_of(target, row), dry_run=dry_run
-            )
+            written, damaged = await asyncio.to_thread(self._rewrite, target, dry_run=dry_run)
         if damaged:
             traces.notes.append(f"{damaged} segments of the traffic log have a part that cannot be read")
         for row in (*waiting, *written):
@@ -140,13 +145,20 @@ class Recorder:
                 traces.add(row.prompt, None if row.vector is None else vector_of(row.vector))
         return len(waiting) + len(written)
 
-    def _is_of(self, target: ErasureTarget, row: Row) -> bool:
-        if not isinstance(row, RecordedRequest) or row.at > target.at:
-            return False
-        same = target.tenant is None or (
-            self._tenants is not None and row.request.tenant == self._tenants(target.tenant)
-        )
-        return same and target.names(row.subjects)
+    def _rewrite(self, target: ErasureTarget, *, dry_run: bool) -> tuple[list[RecordedRequest], int]:
+        """Remove the requests of the target from the segments of this process, and from those that no process has.
+        Return them, and the number of damaged segments. Raise `OSError`."""
+        folders: list[tuple[Segments, Digest | None]] = [(self._segments, self._tenants)]
+        for data_dir in self._unowned():
+            folder = data_dir / FOLDER
+            if (folder / KEY_FILE).is_file():
+                tenants = tenant_digests(digest_of(key_in(folder)))
+                folders.append((Segments(folder, self._bounds, self._clock.wall), tenants))
+        written, damaged = list[RecordedRequest](), 0
+        for segments, digest in folders:
+            found, unreadable = segments.rewrite(partial(_is_of, target, tenants=digest), dry_run=dry_run)
+            written, damaged = written + found, damaged + unreadable
+        return written, damaged
 
     def _append(self, row: Row) -> None:
         if not self._rows and self._segments.needs_segment():  # the state before the segment, not in the middle of it
@@ -173,7 +185,7 @@ class Recorder:
         async with self._write_lock:
             rows, self._rows = self._rows, []
             if self._erased:
-                rows = [row for row in rows if not any(self._is_of(target, row) for target in self._erased)]
+                rows = [row for row in rows if not any(_is_of(target, row, self._tenants) for target in self._erased)]
             if rows:
                 heading = self._heading_at_start or self._heading(self._headers)
                 self._writing = asyncio.ensure_future(self._write(rows, heading))
@@ -197,3 +209,11 @@ class Recorder:
         """Write the buffer, then close the file."""
         await self.flush()
         self._segments.close()
+
+
+def _is_of(target: ErasureTarget, row: Row, tenants: Digest | None) -> bool:
+    """Return whether a row belongs to the target. `tenants`: the digest of tenants in the row's log."""
+    if not isinstance(row, RecordedRequest) or row.at > target.at:
+        return False
+    same = target.tenant is None or (tenants is not None and row.request.tenant == tenants(target.tenant))
+    return same and target.names(row.subjects)

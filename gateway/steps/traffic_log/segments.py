@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.config.schema import TrafficConfig
-from gateway.files import replace_file
+from gateway.files import remove_temporaries, replace_file
 from gateway.steps.traffic_log.format import (
     SUFFIX,
     RecordedRequest,
@@ -106,6 +106,7 @@ class Segments:
             return [], 0
         if not dry_run:
             self.close()
+            remove_temporaries(self._folder)
         dropped: list[RecordedRequest] = []
         damaged = 0
         for path in segments_in(self._folder):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cache.threshold.ledger import BANDS, band_of
 from gateway.config.policy.model import Policy, Route
 from gateway.messages import Verdict
@@ -283,6 +284,7 @@ class Simulation:
                 "to": self.requests[-1].at,
                 "seconds": self.seconds,
                 "notes": list(self.notes),
+                "not_reached": not_reached(StoredCommand.SIMULATE),
             },
             "present": self.present.as_json(),
             "new": self.new.as_json(),
