@@ -257,6 +257,13 @@ class RequestContext:
         if self.overloaded:
             raise TooManyInflight
 
+    @property
+    def account(self) -> str:
+        """The party that limits and shares of a backend count for: the tenant that the client's first key alone would
+        be. A header beside the key makes another tenant, and a client can send any."""
+        shown = self.credentials
+        return shown.account if shown.tenant == self.tenant else self.tenant
+
     # caches
 
     def leave_caches(self, reason: Bypass) -> None:

@@ -128,7 +128,8 @@ class CredentialRules:
         self._signs: dict[str, Sign | None] = {}
 
     def is_listed(self, name: str) -> bool:
-        return name in self._order
+        """Return whether a header is one of `KEYS`, or the configuration makes it one."""
+        return name in self._order or any(counts and pattern.fullmatch(name) for pattern, counts in self._changes)
 
     def sign_of(self, name: str) -> Sign | None:
         """Return what a header of this name tells; None: nothing."""

@@ -155,6 +155,7 @@ def test_the_configuration_adds_and_takes_out_headers() -> None:
         assert rules.sign_of(name) is sign, name
     shown = rules.read(CIMultiDict({"X-Team": "k", "X-Nonce-Token": "1"}))
     assert (shown.key, shown.listed_key, shown.names) == ("k", "k", ("x-team",))
+    assert rules.read(CIMultiDict({"X-Corp-Login": "k"})).listed_key == "k"
 
 
 def test_a_header_that_only_looks_like_a_key_is_no_key_of_the_gateway() -> None:

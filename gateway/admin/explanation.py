@@ -380,6 +380,7 @@ class WrappedRequest(TypedDict):
     """Default: `/v1/chat/completions`."""
     headers: NotRequired[dict[str, str]]
     tenant: NotRequired[str]
+    """Default: that of the credentials in `headers`, where backends check them."""
 
 
 class ExplainRequests:

@@ -354,10 +354,7 @@ def limit_subjects(request: RequestContext) -> Mapping[Per, str]:
     permit = request.permit
     # a key keeps its id over a rotation
     key = permit.id if permit is not None and permit.id else request.credentials.key
-    # A header beside the key makes another tenant. It must not make another limit: a client can send any.
-    shown = request.credentials
-    tenant = shown.account if shown.tenant == request.tenant else request.tenant
-    return subjects(tenant, None if request.call is None else request.call.user, key)
+    return subjects(request.account, None if request.call is None else request.call.user, key)
 
 
 def key_limits(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:

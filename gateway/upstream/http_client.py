@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 from yarl import URL
 
+from gateway.errors import GatewayError
 from gateway.tasks import cancel_and_wait, spawn
 from gateway.upstream.aiohttp_session import CURRENT_CONNECTION, AiohttpSession, PooledConnection
 from gateway.upstream.http1.client import Client
@@ -184,8 +185,11 @@ class AiohttpClient:
 
     async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
         headers, body = _unicode([*request.headers, *request.extra_headers]), request.body
-        if request.length is not None and not isinstance(body, bytes):
-            headers.append(("Content-Length", str(request.length)))
+        refused: list[GatewayError] = []  # by the gateway, while the body came from the client
+        if not isinstance(body, bytes):
+            body = _noting_refusal(body, refused)
+            if request.length is not None:
+                headers.append(("Content-Length", str(request.length)))
         url, connection = URL(self._origin + request.target, encoded=True), PooledConnection()
         attempt = partial(
             self._session.get().request, request.method, url, headers=headers, data=body or None, allow_redirects=False
@@ -202,12 +206,24 @@ class AiohttpClient:
                         raise
                     return _Answer(await attempt(), self._finishing)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            if refused:
+                raise refused[0] from None
             failure = _failure(error)
             raise (failure.after_resend() if resent else failure) from None
 
     async def close(self) -> None:
         await cancel_and_wait(*self._finishing)
         await self._session.close()
+
+
+async def _noting_refusal(body: AsyncIterator[bytes], refused: list[GatewayError]) -> AsyncIterator[bytes]:
+    """Yield a body, and note why it may not go on. aiohttp turns each error of a body into one of the connection."""
+    try:
+        async for piece in body:
+            yield piece
+    except GatewayError as error:
+        refused.append(error)
+        raise
 
 
 def _failure(error: Exception) -> ExchangeFailed:

@@ -124,6 +124,19 @@ def test_an_event_loop_that_often_stands_still_is_told_with_what_keeps_it() -> N
     assert [one.level for one in running({"ready": True}, stats | {"now": 3600.0}, None)] == [Level.OK]
 
 
+def test_a_key_that_is_many_tenants_is_told_with_the_headers_that_make_them() -> None:
+    stats = {"tenants_of_a_key": {"tenants": 25, "headers": ["x-random-token", "openai-project"]}}
+    said, _ = running({"ready": True}, stats, None)
+    assert said.level is Level.WARNING
+    assert said.found == (
+        "one key counts as 25 tenants or more, which share no answers: its requests differ in x-random-token, "
+        "openai-project"
+    )
+    assert "auth.credential_headers" in said.todo
+    few = {"tenants_of_a_key": {"tenants": 19, "headers": ["x-a-key"]}}
+    assert [one.level for one in running({"ready": True}, few, None)] == [Level.OK]
+
+
 def test_a_model_without_static_vectors_is_told_with_what_makes_them() -> None:
     facts = ModelFacts("embedder", "onnx", "m", Path("/models/m"), "m", no_static="static.npz is missing")
     finding = model(facts)

@@ -127,11 +127,20 @@ async def test_a_model_that_comes_too_late_is_a_413_that_says_what_helps(
     assert not light.calls and not large.calls
 
 
-async def test_a_second_model_behind_the_file_never_arrives(gateway: Served, light: Upstream) -> None:
+@pytest.mark.parametrize("client", ["http1", "aiohttp"])
+@pytest.mark.parametrize("size", [10, 700_000])
+async def test_a_second_model_behind_the_file_never_arrives(
+    light: Upstream, large: Upstream, tmp_path: Path, client: str, size: int
+) -> None:
     """The first one has decided the route when the second one comes, and the backend might read that."""
-    writer = form(("model", OTHER), ("file", bytes(600_000)), ("model", IMAGE))
-    status, _, body = await post(gateway, "/v1/images/edits", writer)
-    assert (status, b"'model' occurs twice" in body) == (400, True)
+    own = {} if client == "http1" else {"client": client}
+    backends = {each.name: {"adapter": "openai", "url": each.url, **own} for each in (light, large)}
+    async with gateway_of(config_of(tmp_path, backends), POLICY) as served:
+        writer = form(("model", OTHER), ("file", bytes(size)), ("model", IMAGE))
+        status, _, body = await post(served, "/v1/images/edits", writer)
+        assert (status, b"'model' occurs twice" in body) == (400, True)
+        whole = form(("model", OTHER), ("file", bytes(size)))
+        assert (await post(served, "/v1/images/edits", whole))[:2] == (200, "default")
     assert not [call for call in light.calls if IMAGE.encode() in call.body]
 
 
