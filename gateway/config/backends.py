@@ -280,7 +280,7 @@ class OpenAIBackendConfig(Section):
     """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
     tolerates more faults of servers."""
     max_concurrency: _Concurrency = 64
-    """Calls in flight to each upstream. Up to four times as many may wait."""
+    """Calls in flight to each upstream. Further calls wait: four of them always, and as many as get their turn soon."""
     adaptive: Switch = True
     """`on`: fewer calls than `max_concurrency` are in flight if more would only wait in the backend. `off`: always
     `max_concurrency`."""

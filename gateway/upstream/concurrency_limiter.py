@@ -241,9 +241,17 @@ class ConcurrencyLimiter:
         return (ahead + 1) * self._turnover.slot_interval_s(self._limit.value)
 
     def _overload_error(self, reason: ShedReason) -> BackendOverloaded:
-        retry_after_s = min(MAX_RETRY_AFTER_S, max(1, ceil(self._expected_wait_s(len(self._queue)))))
+        waiting = len(self._queue)
+        wait_s = self._expected_wait_s(waiting)
+        retry_after_s = min(MAX_RETRY_AFTER_S, max(1, ceil(wait_s)))
+        said = _REASONS[reason]
+        if reason is ShedReason.QUEUE_FULL:
+            said = (
+                f"{said}: {waiting} requests wait, which the backend serves in {wait_s:.2g} s, "
+                f"and {self.inflight} are in flight; see max_concurrency and adaptive"
+            )
         return BackendOverloaded(
-            f"backend '{self._backend}' is at its concurrency limit ({_REASONS[reason]})",
+            f"backend '{self._backend}' is at its concurrency limit ({said})",
             reason,
             retry_after_s,
         )

@@ -147,6 +147,9 @@ async def test_a_full_queue_refuses_at_once_with_retry_after_and_hits_go_on(upst
         assert refused.status == 503
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json["error"]["type"] == "overloaded_error"
+        said = refused.json["error"]["message"]
+        assert f"the wait queue is full: {len(tasks) - LIMIT} requests wait" in said
+        assert "see max_concurrency and adaptive" in said
         assert (await served.chat("known")).cache_status.startswith("nearhit; hit")
         shed = served.gateway.parts.telemetry.shed.values
         assert shed == {(ShedReason.QUEUE_FULL,): 1.0}

@@ -41,15 +41,20 @@ class RedisApiKeys:
 
     async def version(self) -> bytes:
         """Return the version. Like that of purges, it bypasses the breaker (`gateway.adapters.redis.purge`)."""
-        version: bytes | None = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        version = self._bytes_of(await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S))
         return version or b""
 
     async def by_digest(self, digest: str) -> bytes | None:
-        record: bytes | None = await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S)
-        return record
+        return self._bytes_of(await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S))
 
     async def by_id(self, identity: str) -> bytes | None:
-        return await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S)
+        return self._bytes_of(await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S))
+
+    def _bytes_of(self, reply: Any) -> bytes | None:
+        with self._store.reading():
+            if not isinstance(reply, bytes | None):
+                raise TypeError
+        return reply
 
     async def listed(self) -> list[bytes]:
         return await self._store.execute(lambda client: client.hvals(self._keys), TIMEOUT_S)

@@ -138,6 +138,8 @@ class PipelinedConnection(asyncio.Protocol):
                     future.set_result(reply)
         except InvalidResponse as error:
             return self.end(error)
+        except Exception as error:  # hiredis and redis-py raise others for errors that are no text
+            return self.end(InvalidResponse(f"an unreadable reply ({type(error).__name__})"))
         if reader.len() > MAX_REPLY_BYTES:
             self.end(InvalidResponse(f"a reply of more than {MAX_REPLY_BYTES} bytes"))
         return None
@@ -246,6 +248,11 @@ class ReconnectingConnection:
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._open_connection(loop)
         return exchange.send(command, timeout_s)
+
+    def drop(self, error: Exception) -> None:
+        """Close the connection. Commands without a reply fail with `error`; the next command opens another one."""
+        if self._exchange is not None:
+            self._exchange.end(error)
 
     async def close(self) -> None:
         """Close the connection. Wait up to `CLOSE_S` for outstanding replies."""

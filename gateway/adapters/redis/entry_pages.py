@@ -53,6 +53,8 @@ async def _read(
     read = []
     for (listed, names), (count, rows) in zip([*remaining.items()], replies, strict=True):
         read.append([(names[int(at) - 1], row) for at, row in rows])
+        if int(count) < 1:
+            raise ValueError("no progress")
         if int(count) == len(names):
             del remaining[listed]
         else:

@@ -73,23 +73,28 @@ class RedisLeases:
 
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
         arguments: list[Word] = [self._ttl_ms, "" if since is None else since]
-        token, holder = await self._store.run(ACQUIRE, self._keys_of(fingerprint), arguments, self._timeout_s)
-        return Claim(int(token), int(holder))
+        reply = await self._store.run(ACQUIRE, self._keys_of(fingerprint), arguments, self._timeout_s)
+        return self._claim_of(reply)
 
     async def look_up(self, fingerprint: str) -> Entry | Claim:
         reply = await self._store.run(LOOK_UP, self._keys_of(fingerprint), [self._ttl_ms], self._timeout_s)
         if isinstance(reply, bytes):
             entry = self._store.read_record(fingerprint, reply)
             return Claim(0, 0) if entry is None else entry
-        token, holder = reply
-        return Claim(int(token), int(holder))
+        return self._claim_of(reply)
+
+    def _claim_of(self, reply: Any) -> Claim:
+        with self._store.reading():
+            token, holder = reply
+            return Claim(int(token), int(holder))
 
     async def renew(self, held: Mapping[str, int]) -> list[str]:
         lost: list[str] = []
         for names in self._store.names.group_by_list(held).values():
             keys, arguments = self._keys(names), [self._ttl_ms, *(held[name] for name in names)]
             gone = await self._store.run(RENEW, keys, arguments, self._timeout_s)
-            lost += [names[int(at) - 1] for at in gone]
+            with self._store.reading():
+                lost += [names[int(at) - 1] for at in gone]
         return lost
 
     async def release(self, held: Mapping[str, int]) -> None:
@@ -104,7 +109,9 @@ class RedisLeases:
                     pipe.get(key)
                 return list(await pipe.execute())
 
-        return [int(token or 0) for token in await self._store.execute(read, self._timeout_s)]
+        tokens = await self._store.execute(read, self._timeout_s)
+        with self._store.reading():
+            return [int(token or 0) for token in tokens]
 
     def _keys_of(self, fingerprint: str) -> list[str]:
         names = self._store.names

@@ -28,6 +28,7 @@ from gateway.limits import (
 
 # Seconds for which a place, a reservation and a gateway count after the last heartbeat.
 LEASE_S = 30.0
+MAX_GATEWAYS = 10_000  # on one store; a larger number is no count of them
 
 MAX_SUM = 2_000  # reservations that are added up for a request that is refused
 
@@ -222,8 +223,13 @@ class RedisQuotas:
     async def take(self, demands: Sequence[Demand]) -> TakeResult:
         keys = [self._quotas + demand.key for demand in demands]
         arguments = take_arguments(demands, self._lease_ms)
-        granted, now, *told = await self._store.run(self._take, keys, arguments, self._timeout_s)
-        return TakeResult(bool(granted), limit_states(told), int(now))
+        reply = await self._store.run(self._take, keys, arguments, self._timeout_s)
+        with self._store.reading():
+            granted, now, *told = reply
+            states = limit_states(told)
+            if len(states) != len(demands) or (not int(granted) and all(state.ok for state in states)):
+                raise ValueError
+            return TakeResult(bool(int(granted)), states, int(now))
 
     async def settle(self, returns: Sequence[Return]) -> None:
         keys = [self._quotas + item.key for item in returns]
@@ -232,7 +238,11 @@ class RedisQuotas:
     async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
         keys = [self._gateways, *(self._quotas + key for key, _ in places)]
         arguments: list[Word] = [gateway, self._lease_ms, *(member for _, member in places)]
-        return int(await self._store.run(self._beat, keys, arguments, self._timeout_s))
+        reply = await self._store.run(self._beat, keys, arguments, self._timeout_s)
+        with self._store.reading():
+            if not 0 < int(reply) <= MAX_GATEWAYS:
+                raise ValueError
+            return int(reply)
 
 
 def take_arguments(demands: Sequence[Demand], lease_ms: int) -> list[Any]:

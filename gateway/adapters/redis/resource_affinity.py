@@ -48,7 +48,8 @@ class RedisAffinity:
 
     async def find(self, keys: Sequence[bytes]) -> list[Affinity | None]:
         replies = await self._store.send("HMGET", self._keys[0], *keys, timeout_s=self._timeout_s)
-        return [None if reply is None else _affinity_of(reply) for reply in replies]
+        with self._store.reading():
+            return [None if reply is None else _affinity_of(reply) for _, reply in zip(keys, replies, strict=True)]
 
     async def add(self, made: Mapping[bytes, Affinity]) -> None:
         arguments: list[Word] = [TTL_S, self._max_ids]

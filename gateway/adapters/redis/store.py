@@ -189,11 +189,12 @@ class RedisStore:
         self._clock = clock
         self.journal = journal
         self.codec = codec
-        self.send, self.poll, self.run, self.execute = (
+        self.send, self.poll, self.run, self.execute, self.reading = (
             self._store_client.send,
             self._store_client.poll,
             self._store_client.run,
             self._store_client.execute,
+            self._store_client.reading,
         )
         self._on_put: Callable[[str], None] | None = None
         self._warnings = RateLimitedLog()
@@ -224,7 +225,11 @@ class RedisStore:
         return None if data is None else self.read_record(fingerprint, data)
 
     def read_record(self, fingerprint: str, data: bytes) -> Entry | None:
-        """Return the entry in a record; None: it is unreadable, or an entry of another fingerprint."""
+        """Return the entry in a record; None: it is unreadable, or an entry of another fingerprint. Raise
+        `StoreUnavailable` if it is no record at all."""
+        with self.reading():
+            if not isinstance(data, bytes):
+                raise TypeError
         try:
             entry = self.codec.decode(data, fingerprint)
         except RecordInvalid as error:
@@ -323,11 +328,12 @@ class RedisStore:
                 return list(await pipe.execute())
 
         rows = await self.execute(read) if fingerprints else []
-        return {
-            name
-            for name, made_by in zip(fingerprints, rows, strict=True)
-            if made_by[0] is not None and self._embedder not in made_by
-        }
+        with self.reading():
+            return {
+                name
+                for name, made_by in zip(fingerprints, rows, strict=True)
+                if made_by[0] is not None and self._embedder not in made_by
+            }
 
     async def without_vector(self) -> AsyncIterator[list[str]]:
         async for members in self.listed(SCAN_BATCH, BACKGROUND_S):
@@ -370,7 +376,8 @@ class RedisStore:
             cursor = 0
             while True:
                 cursor, members = await self.execute(partial(_scan, key, cursor, page_size), timeout_s)
-                page += [(name.decode(), expires) for name, expires in members if name.isascii()]
+                with self.reading():
+                    page += [(name.decode(), float(expires)) for name, expires in members if name.isascii()]
                 if len(page) >= page_size:
                     yield page
                     page = []
@@ -387,7 +394,8 @@ class RedisStore:
                 return list(await pipe.execute())
 
         rows = await self.execute(read) if fingerprints else []
-        found = (stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True))
+        with self.reading():
+            found = [stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True)]
         return [stored for stored in found if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
@@ -430,7 +438,8 @@ class RedisStore:
 
     async def _keys(self, name: str) -> list[str]:
         keys = await self.execute(lambda client: client.zrange(name, 0, -1))
-        return [key.decode() for key in keys if key.isascii()]
+        with self.reading():
+            return [key.decode() for key in keys if key.isascii()]
 
     async def put_learning(self, route: str, snapshot: bytes) -> None:
         async def write(client: Any) -> None:

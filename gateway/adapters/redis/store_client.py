@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
 from gateway.adapters.redis.cluster import Cluster, refresh_topology
 from gateway.adapters.redis.connection import ReconnectingConnection, Word
@@ -27,6 +28,8 @@ COOLDOWN_S = 1.0
 # Concurrent redis-py operations, each on its own connection; further ones wait within their time limit. At a
 # millisecond each this is more than one process can use. A burst opens no more connections than it can in that time.
 MAX_CONNECTIONS = 16
+# What reading a value of an unexpected type or form raises.
+UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 T = TypeVar("T")
 
 
@@ -121,8 +124,24 @@ class StoreClient:
                 result = await operation(self._client)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._record_failure(error) from None
+        except UNREADABLE as error:  # redis-py reads the replies, and so may the operation
+            raise self._record_failure(InvalidResponse(f"an unreadable reply ({type(error).__name__})")) from None
         self._breaker.succeeded()
         return result
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Surround what reads a reply. A reply of another form than the command's is a failure of the store.
+
+        It may be the reply to another command, and so may all that follow it. So their connection is closed.
+        """
+        try:
+            yield
+        except UNREADABLE as error:
+            strange = InvalidResponse(f"a reply has an unexpected form ({type(error).__name__})")
+            if self._connection is not None:
+                self._connection.drop(strange)
+            raise self._record_failure(strange) from None
 
     async def close(self) -> None:
         if self._connection is not None:

@@ -288,7 +288,7 @@ class _EntryReader:
         parallel = self._param("max_parallel_requests")
         concurrency = parallel.whole(1, 100_000)
         if concurrency is not None:
-            parallel.changed("max_concurrency: up to four times as many calls wait instead of getting 429")
+            parallel.changed("max_concurrency: further calls wait for their turn instead of getting 429")
         if concurrency or self._defaults.concurrency:
             yield "max_concurrency", concurrency or self._defaults.concurrency or 1
 

@@ -109,9 +109,7 @@ def _attempts(router: Setting, litellm: Setting) -> int | None:
 def _concurrency(router: Setting, general: Setting) -> int | None:
     for setting in (router.key("default_max_parallel_requests"), general.key("max_parallel_requests")):
         if (count := setting.whole(1, 100_000)) is not None:
-            setting.changed(
-                "max_concurrency of each backend: up to four times as many calls wait instead of getting 429"
-            )
+            setting.changed("max_concurrency of each backend: further calls wait for their turn instead of getting 429")
             return count
     return None
 
