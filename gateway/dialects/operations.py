@@ -45,7 +45,9 @@ FREE = Operation("free", is_free=True)
 CALL = Operation("call", reports=True, reads_text=True, writes_text=True)  # of a dialect whose answers report usage
 TEXT = Operation("text", reads_text=True, writes_text=True)  # of another dialect, with a text
 OTHER = Operation("other", writes_text=True)
-SOCKET = Operation("websocket", reports=True, unit=Unit.MINUTE)
+REPORTING_SOCKET = Operation("websocket", reports=True, unit=Unit.MINUTE)
+OTHER_SOCKET = Operation("websocket", unit=Unit.MINUTE)
+_REPORTING_SOCKETS = re.compile(_VERSION + r"/(?:realtime|responses)(?:/.*)?|.*BidiGenerateContent")
 
 _KNOWN = tuple(
     (re.compile(_VERSION + pattern), operation)
@@ -80,7 +82,7 @@ def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -
     if call is not None:
         return _operation_of_call(call)
     if upgrades:
-        return SOCKET
+        return REPORTING_SOCKET if _REPORTING_SOCKETS.fullmatch(path) else OTHER_SOCKET
     if method in SAFE_METHODS or (method == "POST" and _FREE.fullmatch(path)):
         return FREE
     return next((operation for known, operation in _KNOWN if known.fullmatch(path)), OTHER)

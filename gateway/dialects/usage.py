@@ -120,6 +120,13 @@ def _seconds_in(value: Mapping[str, Any]) -> float | None:
     return None
 
 
+def message_usage(frame: str | bytes) -> AnswerUsage:
+    """Return the usage that a message of a WebSocket reports. Gemini sends JSON in binary frames."""
+    if ('"usage' if isinstance(frame, str) else b'"usage') not in frame:  # type: ignore[operator]
+        return NOTHING
+    return usage_in(_parsed(frame))
+
+
 class UsageReader:
     """`UsageReader` reads the usage of a body as it passes: JSON, lines of JSON, events, or subtitles."""
 

@@ -182,6 +182,11 @@ def limit_requests(
     return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], reserved, member)]
 
 
+def is_amount(asked: LimitRequest) -> bool:
+    """Return whether a limit is on what a call uses up: tokens or costs."""
+    return isinstance(asked.demand, PacedLimit | Cost) and bool(asked.demand.member)
+
+
 def limits_calls(rule: Limits) -> bool:
     """Return whether a rule has a limit of calls to backends, not only of requests."""
     of_requests = rule.requests and not rule.count_hits

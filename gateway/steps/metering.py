@@ -77,6 +77,14 @@ class Spent:
     cached_tokens: int = 0
     dollars: float = 0.0
 
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.dollars + other.dollars,
+        )
+
     @property
     def cost(self) -> CostEstimate:
         return CostEstimate(self.input_tokens + self.output_tokens, round(self.dollars * MICROS))
@@ -210,6 +218,18 @@ class RouteMeter:
             return self._priced(metered, price, estimated, usage, priced=metered.operation.reads_text)
         self._length_of(metered).saw(metered.input_tokens, metered.max_output, counts[0], counts[1])
         return self._priced(metered, price, counts, usage, priced=True)
+
+    def spent_by_socket(self, metered: MeteredCall, backend: str | None, usage: AnswerUsage, seconds: float) -> Spent:
+        """Return the cost of a usage that a message of a WebSocket reports, and of the time since the last one."""
+        price, counts = self._prices.get(backend or self._largest, Price()), usage.tokens or (0, 0, 0)
+        per_second = price.of_unit(Unit.MINUTE)
+        if usage.tokens is not None:
+            self._length_of(metered).saw(0, None, counts[0], counts[1])
+        return Spent(*counts, price.of(*counts) if per_second is None else per_second * seconds)
+
+    def opened(self, metered: MeteredCall, backend: str | None) -> Spent:
+        """Return the cost of a WebSocket that is opened, besides what it does."""
+        return Spent(dollars=self._prices.get(backend or self._largest, Price()).of_call(metered.path) or 0.0)
 
     def read_alone(self, metered: MeteredCall) -> Spent:
         """Return the cost of a call whose client left before an answer came: the backend may have read its input."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext, resolve_response
@@ -29,6 +30,7 @@ from gateway.routing.limit_evaluation import (
     BYTES_A_TOKEN,
     CostEstimate,
     LimitRequest,
+    is_amount,
     is_near,
     light_only,
     limit_requests,
@@ -42,6 +44,7 @@ from gateway.routing.limit_evaluation import (
 )
 from gateway.routing.rate_limiter import Grant, RateLimiter, key_limits, limit_subjects, take_limits
 from gateway.steps.metering import MeteredCall, RouteMeter, Spent, metered_call
+from gateway.steps.socket_meter import MeteredSocket
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 
@@ -162,7 +165,7 @@ class RateLimit:
         if response.provenance.backend not in self._largest.members:
             self._quotas.refund(grant, returns_without_large(asked, grant.taken))
         response = replace(response, headers=with_headers(response.headers, rate_limit_headers(asked, grant.taken)))
-        return await self._forward_counted(request, metered, response, account)
+        return await self._forward_counted(request, metered, response, account, ask)
 
     def _check_meter(self, metered: MeteredCall, limits: Sequence[Limits]) -> None:
         """Raise `Forbidden` if nothing meters the call, and a limit needs it."""
@@ -174,13 +177,18 @@ class RateLimit:
             raise
 
     async def _forward_counted(
-        self, request: RequestContext, metered: MeteredCall, response: Response, account: _Account
+        self,
+        request: RequestContext,
+        metered: MeteredCall,
+        response: Response,
+        account: _Account,
+        ask: Callable[[], Sequence[LimitRequest]],
     ) -> Response:
         """Settle the account when the answer is over."""
         body, backend, call = response.body, response.provenance.backend, request.call
         account.backend, account.other_cost = backend, self._sum_costs(response.provenance.other_usage)
         if isinstance(body, Tunnel) and response.status == 101:
-            return self._forward_tunnel(request, metered, response, account)
+            return self._forward_tunnel(request, metered, response, account, ask)
         if response.status != 200 if call is not None else not 200 <= response.status < 300:
             return with_completion(response, lambda: account.close(Spent()))
         if call is None or isinstance(body, ByteStream):
@@ -253,9 +261,36 @@ class RateLimit:
         return replace(response, body=ByteStream(with_observer(body.chunks, observer)))
 
     def _forward_tunnel(
-        self, request: RequestContext, metered: MeteredCall, response: Response, account: _Account
+        self,
+        request: RequestContext,
+        metered: MeteredCall,
+        response: Response,
+        account: _Account,
+        ask: Callable[[], Sequence[LimitRequest]],
     ) -> Response:
-        return with_completion(response, lambda: account.close(Spent()))
+        """Settle what a WebSocket uses as it goes on. Its other limits, such as its place, are held to its end."""
+        tunnel, backend = response.body, response.provenance.backend
+        assert isinstance(tunnel, Tunnel)
+        held, current = account.split()
+        if not current.demands:
+            return with_completion(response, lambda: account.close(Spent()))
+
+        def ask_amounts() -> list[LimitRequest]:
+            return [each for each in ask() if is_amount(each)]
+
+        async def renew(spent: Spent) -> None:
+            nonlocal current
+            current.close(spent)
+            asked, grant = await take_limits(request, self._route.name, ask_amounts, self._quotas, self._telemetry)
+            current = _Account(self, asked, grant)
+
+        def end(spent: Spent) -> None:
+            current.close(spent + self._meter.opened(metered, backend))
+            held.close(Spent(), counts=False)
+
+        spent_by = partial(self._meter.spent_by_socket, metered, backend)
+        socket = MeteredSocket(tunnel.upstream, spent_by, renew, end)
+        return replace(response, body=replace(tunnel, upstream=socket))
 
     def _sum_costs(self, usages: Sequence[Usage]) -> CostEstimate:
         total = CostEstimate()
@@ -308,7 +343,21 @@ class _Account:
         self.backend: str | None = None
         self.other_cost = CostEstimate()  # cost of other calls that were made for the answer
 
-    def close(self, spent: Spent) -> None:
+    def split(self) -> tuple[_Account, _Account]:
+        """Return two accounts in place of this one: of what is held, such as a place, and of what is used up."""
+        observed = self._grant.taken.observed
+        parts: tuple[list[int], list[int]] = ([], [])
+        for number, each in enumerate(self._requested_limits):
+            parts[is_amount(each)].append(number)
+        found = []
+        for numbers in parts:
+            taken = replace(self._grant.taken, observed=tuple(observed[number] for number in numbers))
+            limits = [self._requested_limits[number] for number in numbers]
+            found.append(_Account(self._step, limits, replace(self._grant, taken=taken)))
+        return found[0], found[1]
+
+    def close(self, spent: Spent, *, counts: bool = True) -> None:
+        """Settle. `counts`: the metrics count what was spent."""
         if not self.is_open:
             return
         self.is_open = False
@@ -316,6 +365,8 @@ class _Account:
         actual = spent.cost + self.other_cost
         step._quotas.settle(self._grant, self.demands, returns_of(self._requested_limits, taken, actual))
         self._is_near = step._quotas.gateways > 1 and is_near(self._requested_limits, taken, actual)
+        if not counts:
+            return
         step._telemetry.limits_tokens.add(route, amount=actual.tokens)
         step._telemetry.limits_cost.add(route, amount=actual.micros / MICROS)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import FormData, web
+from aiohttp import FormData, WSMsgType, web
 
+from gateway.steps import socket_meter
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -316,3 +317,68 @@ async def test_calls_of_tensors_count_by_their_price(start: Start, upstream: Ups
     async with start("{cost: {per_day: 0.03 USD}}", {"per_call": 0.01}, adapter="tfserving", url=url) as served:
         answers = [await served.post("/v1/models/m:predict", {"instances": [[float(i)]]}) for i in range(5)]
         assert [answer.status for answer in answers] == [200] * 3 + [429] * 2
+
+
+# WebSockets
+
+
+@asynccontextmanager
+async def realtime(upstream: Upstream) -> AsyncIterator[list[str]]:
+    """Let the upstream answer each message of a WebSocket with a response that reports 12 tokens."""
+    heard: list[str] = []
+
+    async def answer(request: web.Request, call: Any) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            heard.append(message.data)
+            usage = {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}
+            await socket.send_json({"type": "response.done", "response": {"usage": usage}})
+        return socket
+
+    upstream.answer = answer
+    yield heard
+
+
+@pytest.mark.parametrize("limit", ["tokens: 40/day", "cost: {per_day: 0.04 USD}"], ids=["tokens", "cost"])
+async def test_a_websocket_counts_by_the_usage_of_its_messages_and_ends_at_the_limit(
+    start: Start, upstream: Upstream, limit: str
+) -> None:
+    async with realtime(upstream) as heard, start(f"[{{{limit}}}, {{per: route, concurrency: 1}}]") as served:
+        async with served.session.ws_connect(served.url + "/v1/realtime?model=m") as socket:
+            for _ in range(3):
+                await socket.send_str("hello")
+                assert (await socket.receive_json())["type"] == "response.done"
+            await socket.send_str("hello")
+            told = [await socket.receive() for _ in range(2)]
+            assert told[-1].data == 1008 or told[0].data == 1008
+        assert len(heard) <= 4
+        await until(lambda: served.gateway.parts.pools["main"].inflight == 0)
+        await settled(served)
+        assert tokens(served) in (36, 48)
+        assert (await served.post("/v1/rerank", {"query": "x" * 100})).status == 429
+
+
+async def test_a_websocket_costs_the_time_that_it_is_open(
+    start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_meter, "TICK_S", 0.02)
+    async with realtime(upstream), start("{cost: {per_day: 60.1 USD}}", {"per_minute": 60}) as served:
+        async with served.session.ws_connect(served.url + "/v1/anything") as socket:
+            closed = await socket.receive()
+            assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1008)
+            assert "the cap of 60.10 USD a day" in closed.extra
+        await until(lambda: 0.05 < dollars(served) < 30)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/realtime", 101), ("/v1/other", 403)])
+async def test_a_websocket_that_reports_nothing_needs_a_price_of_its_time(
+    start: Start, upstream: Upstream, path: str, status: int
+) -> None:
+    async with realtime(upstream), start("{tokens: 100k/day}") as served:
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        headers["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+        async with served.session.get(served.url + path, headers=headers) as answer:
+            assert answer.status == status
+            if status == 403:
+                assert "per_minute" in (await answer.json())["error"]["message"]
