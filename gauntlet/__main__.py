@@ -15,6 +15,7 @@ from pathlib import Path
 from gauntlet import (
     cancelled_clients,
     clock_shifts,
+    erasures,
     fuzzed_bodies,
     fuzzed_handshakes,
     grpc_port,
@@ -51,6 +52,7 @@ PARTS: tuple[Part, ...] = (
     killed_workers.PART,
     hanging_webhooks.PART,
     clock_shifts.PART,
+    erasures.PART,
     soak.PART,
 )
 
