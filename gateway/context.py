@@ -98,7 +98,7 @@ class RequestContext:
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "credentials", "tenant", "permit", "personal_data", "table", "route",
+        "dialect", "call", "model", "credentials", "tenant", "account", "permit", "personal_data", "table", "route",
         "expose_headers", "expose_timings", "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
@@ -160,6 +160,9 @@ class RequestContext:
         self.model = ""
         self.credentials: Credentials = NONE_SHOWN  # until a step has read them from its head
         self.tenant = tenant
+        # The party that limits and shares of a backend count for: the tenant that the client's first key alone would
+        # be. A header beside the key makes another tenant, and a client can send any.
+        self.account = tenant
         self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived
         self.route = ""
@@ -256,13 +259,6 @@ class RequestContext:
         """Raise `TooManyInflight` at `server.max_inflight`. A step calls this before it waits."""
         if self.overloaded:
             raise TooManyInflight
-
-    @property
-    def account(self) -> str:
-        """The party that limits and shares of a backend count for: the tenant that the client's first key alone would
-        be. A header beside the key makes another tenant, and a client can send any."""
-        shown = self.credentials
-        return shown.account if shown.tenant == self.tenant else self.tenant
 
     # caches
 

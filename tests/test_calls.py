@@ -16,11 +16,11 @@ pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 MOST = {
     "exact hit": (27, 29),
     "pass-through miss": (155, 165),
-    "unknown path": (139, 147),
-    "exact hit, new bytes": (78, 85),
+    "unknown path": (157, 164),
+    "exact hit, new bytes": (81, 89),
     "semantic hit (hash)": (127, 143),
-    "chat miss, stored in the exact cache": (266, 288),
-    "chat miss, stored in both caches": (308, 335),
+    "chat miss, stored in the exact cache": (277, 300),
+    "chat miss, stored in both caches": (319, 346),
     "live stream, 74 events": (1704, 1825),
 }
 

@@ -31,7 +31,7 @@ from gateway.steps.assembly import backend_choice_of, route_screen, semantic_loo
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
-from gateway.steps.request_reading import described_request, find_route, read_call
+from gateway.steps.request_reading import described_request, find_route
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def parse_request(
     headers = wrapped.get("headers", {})
     if not isinstance(headers, dict):
         raise BadRequest(f"{where}: headers: expected an object of names and values")
-    request, reading = described_request(
+    request, call, _ = described_request(
         "POST",
         str(wrapped.get("path", "/v1/chat/completions")),
         {str(name): str(given) for name, given in headers.items()},
@@ -186,9 +186,9 @@ def parse_request(
         rules=rules,
         clock=clock,
     )
-    if reading.call is None:
+    if call is None:
         raise BadRequest(f"{where}: the path {request.path} is passed through, there is nothing to explain")
-    return request, reading.call
+    return request, call
 
 
 def build_explanation(
@@ -426,7 +426,7 @@ class ExplainRequests:
         parts = self._parts()
         request, call = parse_request(value, parts.clock, "the body", self._rules)
         policy = self._policy()
-        route = find_route(request, read_call(call), policy)
+        route = find_route(request, call, (call.model,), policy)
         apply_route(request, call, route)
         call = apply_mcp(request, request.call or call, route, parts.mcp, parts.clock.wall())
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too

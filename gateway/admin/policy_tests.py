@@ -106,7 +106,7 @@ class PolicyTestRunner:
 
     def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
         """Return the outcome by the keys of `expect`, and the complexity if it was judged. Raise `BadRequest`."""
-        request, reading = described_request(
+        request, call, models = described_request(
             "POST",
             expectation.path,
             expectation.headers,
@@ -115,7 +115,7 @@ class PolicyTestRunner:
             rules=NO_CHANGES,
             clock=FrozenClock(),
         )
-        route, call = find_route(request, reading, self._policy), reading.call
+        route = find_route(request, call, models, self._policy)
         if call is None:
             return self._pass_through_outcome(request, route), None
         apply_route(request, call, route)

@@ -42,7 +42,7 @@ from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
-from gateway.steps.request_reading import find_route, read_call
+from gateway.steps.request_reading import find_route
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
 
@@ -188,7 +188,7 @@ class OfflineExplainer:
         """Explain a request, as `parse_request` reads it. `where` is its source. Raises `BadRequest`."""
         clock = SystemClock()
         request, call = parse_request(value, clock, where, self._rules)
-        route = find_route(request, read_call(call), self.policy)
+        route = find_route(request, call, (call.model,), self.policy)
         apply_route(request, call, route)
         embeddings = await self._embed_question(request.call or call)
         # Parse again, so that the time to load the model does not count against the request's budget.

@@ -30,9 +30,9 @@ class Field:
     defaults: tuple[Any, ...] = ()
     form: Callable[[Any], Any] | None = None
 
-    def is_absent(self, value: Any) -> bool:
+    def is_default(self, value: Any) -> bool:
         # `True == 1` in Python, but not in JSON.
-        return value is None or any(type(value) is type(default) and value == default for default in self.defaults)
+        return any(type(value) is type(default) and value == default for default in self.defaults)
 
 
 Table = Mapping[str, Field]
@@ -147,9 +147,9 @@ def with_defaults_left_out(body: Mapping[str, Any], table: Table) -> dict[str, A
     plain = dict(body)
     for name in table.keys() & body.keys():
         field, value = table[name], body[name]
-        if field.form is not None and value is not None:
+        if field.form is not None and type(value) is not int:
             value = plain[name] = field.form(value)
-        if field.is_absent(value):
+        if value is None or (field.defaults and field.is_default(value)):
             del plain[name]
     return plain
 
@@ -169,10 +169,14 @@ def generate_form(body: Mapping[str, Any]) -> dict[str, Any]:
 def chat_form(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form of a chat of OpenAI's protocol, whose messages were checked."""
     plain = with_defaults_left_out(body, CHAT)
-    plain["messages"] = [_turn(message) for message in body["messages"]]
+    plain["messages"] = messages = []
+    for message in body["messages"]:
+        is_text = message.keys() == _NO_TURN and type(message["content"]) is str  # as most are
+        messages.append(message if is_text else _turn(message))
     if "tools" in plain:
         plain["tools"] = _each(plain["tools"], _chat_tool)
-    _leave_out_choice(plain, "auto", "none", ("functions", "web_search_options"))
+    if "tool_choice" in plain:
+        _leave_out_choice(plain, "auto", "none", ("functions", "web_search_options"))
     return plain
 
 
@@ -180,10 +184,13 @@ def messages_form(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form of a request of Anthropic's protocol, whose messages were checked. A text is the same as one
     block of text, says the reference."""
     plain = with_defaults_left_out(body, MESSAGES)
-    plain["messages"] = [_blocks_form(message) for message in body["messages"]]
+    plain["messages"] = [
+        message if isinstance(message["content"], str) else _blocks_form(message) for message in body["messages"]
+    ]
     if "system" in plain:
         plain["system"] = _as_text(plain["system"], "text")
-    _leave_out_choice(plain, {"type": "auto"}, {"type": "none"}, ("mcp_servers", "container"))
+    if "tool_choice" in plain:
+        _leave_out_choice(plain, {"type": "auto"}, {"type": "none"}, ("mcp_servers", "container"))
     return plain
 
 
@@ -195,15 +202,14 @@ def responses_form(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, list):
         items = [_item(item) for item in given]
         plain["input"] = items[0]["content"] if len(items) == 1 and _is_user_text(items[0]) else items
-    _leave_out_choice(plain, "auto", "none", ("prompt", "conversation", "previous_response_id"))
+    if "tool_choice" in plain:
+        _leave_out_choice(plain, "auto", "none", ("prompt", "conversation", "previous_response_id"))
     return plain
 
 
 def _leave_out_choice(plain: dict[str, Any], with_tools: Any, without: Any, others: Sequence[str]) -> None:
     """Leave out a `tool_choice` that is the default: one value where there are tools, another where there are none.
     `others`: fields that may bring tools, too."""
-    if "tool_choice" not in plain:
-        return
     choice = plain["tool_choice"]
     if choice == with_tools if "tools" in plain else choice == without and not any(name in plain for name in others):
         del plain["tool_choice"]
@@ -216,12 +222,9 @@ def _each(values: Any, form: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -
 
 
 def _turn(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    content = message.get("content")
-    if type(content) is str and message.keys() == _NO_TURN:  # most of them
-        return message
     plain = with_defaults_left_out(message, _TURN)
     if "content" in plain:
-        plain["content"] = _as_text(content, "text")
+        plain["content"] = _as_text(plain["content"], "text")
     return plain
 
 

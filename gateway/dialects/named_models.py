@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
 from gateway.config.schema import MAX_BODY_KEYS
-from gateway.dialects.json_body import BOM, check_keys, parse_numbers
+from gateway.dialects.json_body import BOM, check_keys, parse_numbers, read_object
 from gateway.errors import BadRequest
 
 FIELD = "model"
@@ -38,10 +38,13 @@ class BodyKind(Enum):
 
 def content_type_of(headers: Mapping[str, str]) -> str:
     """Return the type of a body. Raise `BadRequest` if it is stated twice: servers differ in which one counts."""
-    stated = [value for name, value in headers.items() if name.lower() == "content-type"]
-    if len(stated) > 1:
-        raise BadRequest("the header Content-Type occurs twice: expected it once")
-    return stated[0] if stated else ""
+    stated = None
+    for name, value in headers.items():
+        if name.lower() == "content-type":
+            if stated is not None:
+                raise BadRequest("the header Content-Type occurs twice: expected it once")
+            stated = value
+    return stated or ""
 
 
 def kind_of(content_type: str, start: bytes) -> BodyKind:
@@ -85,6 +88,8 @@ def models_named(method: str, path: str, query: str, in_body: str | None) -> tup
     The body decides before the query, and a path that names a model before both. `path` is in its normal form.
     """
     found = _IN_PATH.search(path) if method == "POST" else None
+    if found is None and FIELD not in query:
+        return (in_body,) if in_body else ()
     in_path = "" if found is None else unquote(found[1] or found[2])
     in_query = _only(value for name, value in _pairs(query) if name == FIELD) if FIELD in query else None
     return tuple(dict.fromkeys(name for name in (in_path, in_body, in_query) if name))
@@ -176,14 +181,17 @@ class ModelReader:
 
 def _model_in_json(body: bytes, content_type: str, max_keys: int) -> str | None:
     check_keys(body, max_keys)
-    if _without_blanks(body).startswith(b"["):
-        return None  # a batch, as of an older protocol: no model is named for all of it
     try:
-        fields = parse_numbers(body)
+        fields, _ = read_object(body)
     except BadRequest:
-        if "json" in content_type.lower():
-            raise
-        return None  # other bytes that begin with a brace
+        if _without_blanks(body).startswith(b"["):
+            return None  # a batch, as of an older protocol: no model is named for all of it
+        try:
+            fields = parse_numbers(body)
+        except BadRequest:
+            if "json" in content_type.lower():
+                raise
+            return None  # other bytes that begin with a brace
     session = fields.get("session")  # of OpenAI's realtime API
     value = fields.get(FIELD, session.get(FIELD) if isinstance(session, dict) else None)
     return value if isinstance(value, str) and value else None

@@ -94,7 +94,7 @@ class PassthroughAuth:
         shown = request.head.credentials
         if shown is None:
             self._tenants.see(shown := credentials_of(request, self._rules))
-        request.credentials, request.tenant = shown, shown.tenant
+        request.credentials, request.tenant, request.account = shown, shown.tenant, shown.account
         if shown.tenant is not ANONYMOUS or self._anonymous.has_warned:
             return self._inner(request)
         return self._anonymous.watch(request, self._inner(request))
@@ -131,7 +131,8 @@ class ApiKeyAuth:
         return self._admit(request, permit)
 
     def _admit(self, request: RequestContext, permit: Principal) -> Response | Awaitable[Response]:
-        request.tenant, request.permit, request.read_only = permit.tenant, permit, permit.read_only
+        request.tenant = request.account = permit.tenant
+        request.permit, request.read_only = permit, permit.read_only
         return self._inner(request)
 
     async def _look_up(self, request: RequestContext, text: str, digest: str) -> Response:

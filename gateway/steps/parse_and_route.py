@@ -23,10 +23,9 @@ from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 from gateway.steps.request_reading import (
-    Reading,
+    Models,
     find_route,
     read_body,
-    read_call,
     read_models,
     subjects_of_call,
 )
@@ -105,22 +104,23 @@ class ParseAndRoute:
             request.require_capacity()
             return self._parse_later(request, table, dialect, body)
         request.body = body
-        return self._route(request, table, read_body(request, body, self._max_keys))
+        call = dialect.parse(request.path, body, request.headers)
+        return self._route(request, table, call, (call.model,))
 
     def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
         """Route a request that no dialect claims. Its models are read only if they decide anything."""
         if not table.matches_models and (request.permit is None or not request.permit.models):
-            return self._route(request, table, Reading(None, ()))
+            return self._route(request, table, None, ())
         body = request.body_source.buffered_body
         if body is None or takes_long(body):
             request.require_capacity()
             return self._pass_later(request, table)
         body = request.body_source.read_nowait() or b""
-        return self._route(request, table, read_body(request, body, self._max_keys))
+        return self._route(request, table, *read_body(request, body, self._max_keys))
 
     async def _pass_later(self, request: RequestContext, table: RouteTable) -> Response:
-        reading = read_models(request, await read_model(request, self._max_body, self._max_keys))
-        return await resolve_response(self._route(request, table, reading))
+        models = read_models(request, await read_model(request, self._max_body, self._max_keys))
+        return await resolve_response(self._route(request, table, None, models))
 
     async def _parse_later(
         self, request: RequestContext, table: RouteTable, dialect: Dialect, body: bytes | None
@@ -131,16 +131,17 @@ class ParseAndRoute:
             call = await asyncio.to_thread(parse_wholly, dialect, request.path, body, request.headers)
         else:
             call = dialect.parse(request.path, body, request.headers)
-        return await resolve_response(self._route(request, table, read_call(call)))
+        return await resolve_response(self._route(request, table, call, (call.model,)))
 
-    def _route(self, request: RequestContext, table: RouteTable, reading: Reading) -> Response | Awaitable[Response]:
+    def _route(
+        self, request: RequestContext, table: RouteTable, call: Call | None, models: Models
+    ) -> Response | Awaitable[Response]:
         """Hand a request on."""
-        call = reading.call
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
         if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
-            request.permit.check_models(reading.models, request.method, request.path)
-        route = find_route(request, reading, table.policy)
+            request.permit.check_models(models, request.method, request.path)
+        route = find_route(request, call, models, table.policy)
         try:
             apply_route(request, call, route)
             self._record(request, call, route)
@@ -158,7 +159,8 @@ class ParseAndRoute:
         if request.personal_data and route.privacy is not None:
             for kind in request.personal_data:
                 self._telemetry.personal_data.add(route.name, kind, route.privacy.action)
-        request.subjects = subjects_of_call(call, request.permit, self._subjects_of)
+        if call is not None and (call.user is not None or request.permit is not None):
+            request.subjects = subjects_of_call(call.user, request.permit, self._subjects_of)
         if route.record is not None:
             request.facts = self._recording.facts(request, route)
 

@@ -15,7 +15,6 @@ those of `gateway.dialects.targets`. So nothing matches on what somebody else re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 from urllib.parse import unquote
 
 from multidict import CIMultiDict
@@ -38,42 +37,31 @@ ONE_MODEL = MODELS + "/"  # before the name of a model
 CALLED_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/completions")
 
 
-class Reading(NamedTuple):
-    """A request with its body. `call` None: no dialect claims it. `models`: those that it names, the one that decides
-    its route first."""
-
-    call: Call | None
-    models: tuple[str, ...]
-
-    @property
-    def model(self) -> str:
-        """The model that decides; empty if none is named."""
-        return self.models[0] if self.models else ""
+Models = tuple[str, ...]
+"""The models that a request names, the one that decides its route first."""
 
 
-def read_call(call: Call) -> Reading:
-    return Reading(call, (call.model,))
-
-
-def read_models(request: RequestContext, in_body: str | None) -> Reading:
-    """Return the reading of a request without a dialect. `in_body`: the model that its body names. Raise
+def read_models(request: RequestContext, in_body: str | None) -> Models:
+    """Return the models of a request without a dialect. `in_body`: the model that its body names. Raise
     `BadRequest`."""
-    return Reading(None, models_named(request.method, request.path, request.query, in_body))
+    return models_named(request.method, request.path, request.query, in_body)
 
 
-def read_body(request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEYS) -> Reading:
-    """Read a whole body, decoded. Raise `BadRequest`, and `PayloadTooLarge` beyond `max_keys`."""
+def read_body(request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEYS) -> tuple[Call | None, Models]:
+    """Read a whole body, decoded. Return its call, None if no dialect claims the request, and its models. Raise
+    `BadRequest`, and `PayloadTooLarge` beyond `max_keys`."""
     if request.dialect is not None:
-        return read_call(request.dialect.parse(request.path, body, request.headers))
+        call = request.dialect.parse(request.path, body, request.headers)
+        return call, (call.model,)
     in_body = model_in_body(body, content_type_of(request.headers), max_keys) if body else None
-    return read_models(request, in_body)
+    return None, read_models(request, in_body)
 
 
-def find_route(request: RequestContext, reading: Reading, policy: Policy) -> Route:
+def find_route(request: RequestContext, call: Call | None, models: Models, policy: Policy) -> Route:
     """Return the route of a request, and note its model."""
-    request.model = reading.model
-    route = policy.match(request.path, request.model, request.tenant, request.headers)
-    if reading.call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):
+    request.model = model = models[0] if models else ""
+    route = policy.match(request.path, model, request.tenant, request.headers)
+    if call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):
         return _route_of_model(request, policy, route)
     return route
 
@@ -89,12 +77,10 @@ def _route_of_model(request: RequestContext, policy: Policy, default: Route) -> 
     return default
 
 
-def subjects_of_call(call: Call | None, permit: Principal | None, digests: SubjectsOf | None) -> tuple[str, ...]:
+def subjects_of_call(user: str | None, permit: Principal | None, digests: SubjectsOf | None) -> tuple[str, ...]:
     """Return the digests of those who caused a call: the user that it names, and its API key. `digests` None: there is
     no key for them."""
-    if digests is None or call is None or (call.user is None and permit is None):
-        return ()
-    return digests(call.user, "" if permit is None else permit.name)
+    return () if digests is None else digests(user, "" if permit is None else permit.name)
 
 
 def described_request(
@@ -106,8 +92,9 @@ def described_request(
     tenant: str | None,
     rules: CredentialRules | None,
     clock: Clock,
-) -> tuple[RequestContext, Reading]:
-    """Return the request that somebody describes, as it would be read on its way to a backend.
+) -> tuple[RequestContext, Call | None, Models]:
+    """Return the request that somebody describes, as it would be read on its way to a backend, with its call and its
+    models.
 
     `tenant` None: that of its credentials. `rules`: what identifies a client; None: its API key, which is not looked
     up. Raise `BadRequest`.
@@ -125,4 +112,4 @@ def described_request(
         tenant=shown.tenant if tenant is None else tenant,
     )
     request.credentials, request.body, request.dialect = shown, body, read.dialect
-    return request, read_body(request, body)
+    return request, *read_body(request, body)
