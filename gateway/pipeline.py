@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from gateway.config import Config
 from gateway.config.policy.model import Policy, Route
+from gateway.config.policy.parameters import untuned
 from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
-from gateway.messages import Response
+from gateway.messages import Price, Response
 from gateway.steps.assembly import RouteSteps, SharedSteps
 from gateway.steps.guard import Guard, Recovery, ask_backend, call_alone, leave_caches, skip, skip_lookup
 from gateway.steps.parse_and_route import RouteTable
@@ -29,6 +30,7 @@ class Deployment:
     api_keys: bool  # clients authenticate with API keys, which may have limits
     shared_store: bool  # other gateways use the store
     several_upstreams: bool = False  # so a resource may be at any of them
+    priced: frozenset[str] = frozenset()  # the backends whose calls have a price
 
     @classmethod
     def of(cls, config: Config) -> Deployment:
@@ -36,6 +38,7 @@ class Deployment:
             config.auth.mode == "keys",
             config.store.url != "embedded" or config.server.workers > 1,
             sum(len(getattr(backend, "addresses", (backend,))) for backend in config.backends.values()) > 1,
+            frozenset(name for name, backend in config.backends.items() if backend.price.compiled != Price()),
         )
 
 
@@ -67,7 +70,10 @@ def _counts_hits(route: Route, deployment: Deployment) -> bool:
 
 
 def _limited(route: Route, deployment: Deployment) -> bool:
-    return deployment.api_keys or bool(route.limits)
+    """Return whether calls have limits, or are metered for the metrics or the traffic log."""
+    if deployment.api_keys or route.limits or route.record is not None:
+        return True
+    return any(untuned(name) in deployment.priced for name in route.target.members)
 
 
 def _leased(route: Route, deployment: Deployment) -> bool:

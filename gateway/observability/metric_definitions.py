@@ -307,6 +307,8 @@ class AccessMetrics:
         self.limits_cost = Counter(
             "nearhit_limits_cost_dollars_total", "Dollars of calls on routes with limits", ("route",)
         )
+        self.tokens = Counter("nearhit_tokens_total", "Tokens of metered calls", ("route", "backend", "kind"))
+        self.cost = Counter("nearhit_cost_dollars_total", "Dollars of metered calls", ("route", "backend"))
 
 
 class JobMetrics:

@@ -8,16 +8,18 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.config.policy.model import Route
-from gateway.context import Handler, RequestContext, resolve_response
+from gateway.context import Handler, InspectedAnswer, RequestContext, resolve_response
+from gateway.dialects.operations import SAFE_METHODS
 from gateway.dialects.usage import AnswerUsage, UsageReader
 from gateway.errors import BudgetExceeded, Forbidden, ServeStale, UpstreamStreamError
-from gateway.limits import MICROS, Limits, Per
+from gateway.limits import MICROS, Limits, Per, TakeResult
 from gateway.messages import (
+    Admission,
     ByteStream,
-    Call,
     Event,
     EventStream,
     FullBody,
+    Inspection,
     Price,
     Response,
     Tunnel,
@@ -82,8 +84,8 @@ MAX_READ = 2**20  # bytes of a stream that are kept to read its usage; of a long
 
 
 class RateLimit:
-    """Enforces limits on calls, right before `Dispatch`. Answers from the caches take nothing from them, and of
-    identical requests only the leader does.
+    """Meters calls and enforces limits on them, right before `Dispatch`. Answers from the caches take nothing from
+    them, and of identical requests only the leader does.
 
     The cost of a call is reserved first. It is settled when the answer has ended, even if it fails or its client
     leaves. A call that nothing meters is refused if a limit counts tokens or costs. `light` in the policy's caps and
@@ -111,6 +113,7 @@ class RateLimit:
         if any(rule.caps for rule in route.limits) and all(price == Price() for price in members.values()):
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
+        self._counts = route.record is not None or any(price != Price() for price in members.values())
         self._telemetry = telemetry
         self._clock = clock
 
@@ -121,9 +124,21 @@ class RateLimit:
         own, key = key_limits(request)
         own = tuple(filter(limits_calls, own))
         if not route_limits and not own:
-            return self._inner(request)
+            return self._forward_metered(request) if self._is_metered(request) else self._inner(request)
         request.require_capacity()
         return self._forward_limited(request, route_limits, own, key)
+
+    def _is_metered(self, request: RequestContext) -> bool:
+        """Return whether a call without limits is counted in metrics or in the traffic log."""
+        spends = request.call is not None or request.method not in SAFE_METHODS
+        return self._counts and spends and not request.internal
+
+    async def _forward_metered(self, request: RequestContext) -> Response:
+        metered = await metered_call(request)
+        response = await resolve_response(self._inner(request))
+        if metered.operation.is_free:
+            return response
+        return await self._forward_counted(request, metered, response, _Account(self, (), NO_GRANT), list)
 
     async def _forward_limited(
         self, request: RequestContext, route_limits: list[Limits], own: Sequence[Limits], key: Mapping[Per, str]
@@ -192,10 +207,10 @@ class RateLimit:
         if response.status != 200 if call is not None else not 200 <= response.status < 300:
             return with_completion(response, lambda: account.close(Spent()))
         if call is None or isinstance(body, ByteStream):
-            return await self._forward_unparsed(metered, response, account)
+            return await self._forward_unparsed(request, metered, response, account)
         if isinstance(body, FullBody):
             size = len(body.data) // BYTES_A_TOKEN
-            account.close(self._spent(metered, call, backend, [body.data], size, streamed=False))
+            account.close(self._spent(request, metered, backend, [body.data], size, streamed=False))
             await account.deliver()
             return response
         if not isinstance(body, EventStream):
@@ -212,7 +227,7 @@ class RateLimit:
 
         def on_end() -> None:
             whole = payload_events if seen[1] <= MAX_READ else []
-            account.close(self._spent(metered, call, backend, whole, seen[0], streamed=True))
+            account.close(self._spent(request, metered, backend, whole, seen[0], streamed=True))
 
         async def on_complete() -> None:
             on_end()
@@ -221,7 +236,9 @@ class RateLimit:
         observer = StreamObserver(saw, on_complete, on_close=on_end)
         return replace(response, body=EventStream(with_observer(body.events, observer)))
 
-    async def _forward_unparsed(self, metered: MeteredCall, response: Response, account: _Account) -> Response:
+    async def _forward_unparsed(
+        self, request: RequestContext, metered: MeteredCall, response: Response, account: _Account
+    ) -> Response:
         """Settle the account of an answer whose bytes pass through, by the usage that they report."""
         body, backend = response.body, response.provenance.backend
         reader = UsageReader(response.content_type)
@@ -238,7 +255,9 @@ class RateLimit:
         def on_end() -> None:
             if account.is_open:
                 output = reader.size // BYTES_A_TOKEN if reader.is_readable else 0
-                account.close(self._meter.spent(metered, backend, reader.result(), output))
+                spent = self._meter.spent(metered, backend, reader.result(), output)
+                self._note(request, UNSTORED, spent, reader.size)
+                account.close(spent)
 
         if isinstance(body, FullBody):
             feed(body.data)
@@ -302,8 +321,8 @@ class RateLimit:
 
     def _spent(
         self,
+        request: RequestContext,
         metered: MeteredCall,
-        call: Call,
         backend: str | None,
         payload: Sequence[bytes],
         output_estimate: int,
@@ -312,10 +331,24 @@ class RateLimit:
     ) -> Spent:
         """Return the cost by the usage in the answer. `output_estimate` stands for the output tokens if it reports none
         (`routing.limit_evaluation`); models send about one token an event."""
+        call = request.call
+        assert call is not None  # other answers pass through unparsed
         found = call.dialect.inspect(call, payload, streamed)
         counts = found.input_tokens, found.output_tokens, found.cached_tokens
         usage = AnswerUsage(counts if found.input_tokens or found.output_tokens else None)
-        return self._meter.spent(metered, backend, usage, output_estimate)
+        spent = self._meter.spent(metered, backend, usage, output_estimate)
+        self._note(request, found, spent, sum(map(len, payload)))
+        return spent
+
+    def _note(self, request: RequestContext, found: Inspection, spent: Spent, size: int) -> None:
+        """Keep the usage for the traffic log."""
+        if request.facts is not None and request.inspected is None:
+            seconds = self._clock.monotonic() - (request.upstream_since or request.received)
+            told = replace(found, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens)
+            request.inspected = InspectedAnswer(told, spent.dollars, size, seconds)
+
+
+UNSTORED = Inspection(Admission.NO_STORE, 0, 0)  # of an answer that passes through
 
 
 def _nothing(_: bytes) -> bytes:
@@ -328,6 +361,9 @@ def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
 
 def _without_amounts(limits: Sequence[Limits]) -> list[Limits]:
     return [replace(rule, tokens=(), caps=()) for rule in limits]
+
+
+NO_GRANT = Grant(TakeResult(True, (), 0), local=True)
 
 
 class _Account:
@@ -367,8 +403,15 @@ class _Account:
         self._is_near = step._quotas.gateways > 1 and is_near(self._requested_limits, taken, actual)
         if not counts:
             return
-        step._telemetry.limits_tokens.add(route, amount=actual.tokens)
-        step._telemetry.limits_cost.add(route, amount=actual.micros / MICROS)
+        telemetry, backend = step._telemetry, self.backend or step._largest.backend
+        if self._requested_limits:
+            telemetry.limits_tokens.add(route, amount=actual.tokens)
+            telemetry.limits_cost.add(route, amount=actual.micros / MICROS)
+        telemetry.tokens.add(route, backend, "input", amount=spent.input_tokens)
+        telemetry.tokens.add(route, backend, "output", amount=spent.output_tokens)
+        if spent.cached_tokens:
+            telemetry.tokens.add(route, backend, "cached", amount=spent.cached_tokens)
+        telemetry.cost.add(route, backend, amount=actual.micros / MICROS)
 
     async def deliver(self) -> None:
         """Tell the store at once if a limit is nearly reached: a client may go on at another gateway."""

@@ -354,7 +354,7 @@ class StoreResponse:
         """Return the entry for a complete answer; None: the rules refuse it. `started`: monotonic clock, before the
         backend call."""
         inspection = call.dialect.inspect(call, payload, streamed)
-        dollars, size = self._cost(origin, inspection), sum(map(len, payload))
+        dollars, size = self._cost(request.path, origin, inspection), sum(map(len, payload))
         seconds = self._clock.monotonic() - started
         request.inspected = InspectedAnswer(inspection, dollars, size, seconds)
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
@@ -394,10 +394,11 @@ class StoreResponse:
             self._refuse(request, Admission.SCHEMA)
         return fit is Validity.INVALID
 
-    def _cost(self, origin: Provenance, inspection: Inspection) -> float:
+    def _cost(self, path: str, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""
         price = self._prices.get(origin.backend or "", UNPRICED)
         dollars = price.of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
+        dollars += price.of_call(path) or 0.0
         for usage in origin.other_usage:
             price = self._prices.get(usage.backend, UNPRICED)
             dollars += price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)

@@ -15,7 +15,8 @@ import pytest
 from aiohttp import FormData, WSMsgType, web
 
 from gateway.steps import socket_meter
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from gateway.steps.traffic_log.format import RecordedRequest
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 from tests.routing.test_limits import limited, policy, settled
@@ -382,3 +383,27 @@ async def test_a_websocket_that_reports_nothing_needs_a_price_of_its_time(
             assert answer.status == status
             if status == 403:
                 assert "per_minute" in (await answer.json())["error"]["message"]
+
+
+# Without limits
+
+
+async def test_calls_with_a_price_are_counted_without_limits(start: Start, upstream: Upstream, tmp_path: Path) -> None:
+    replies(upstream, {"data": [{"url": "x"}], "usage": {**USAGE, "prompt_tokens_details": {"cached_tokens": 2}}})
+    section = {"adapter": "openai", "url": upstream.url, "price": {**TOKENS, "per_call": {"/v1/images/*": 0.5}}}
+    rules = NO_CACHE.replace("    route:", "    record: on\n    route:")
+    async with gateway_of(config_of(tmp_path, {"main": section}), rules) as served:
+        for _ in range(2):
+            assert (await served.post("/v1/images/generations", {"model": "m", "prompt": "a cat"})).status == 200
+        assert (await served.get("/v1/models")).status == 200
+        telemetry, recorder = served.gateway.parts.telemetry, served.gateway.parts.recorder
+        assert telemetry.tokens.values == {
+            ("default", "main", "input"): 14, ("default", "main", "output"): 10, ("default", "main", "cached"): 4
+        }  # fmt: skip
+        assert telemetry.cost.values == {("default", "main"): pytest.approx(1.024)}
+        assert telemetry.limits_tokens.values == {}
+        rows = [row for row in recorder._rows if isinstance(row, RecordedRequest)]  # type: ignore[attr-defined]
+        assert [(row.request.operation, row.request.path) for row in rows] == [("images", "/v1/images/generations")] * 2
+        answers = [row.answer for row in rows]
+        assert all(answer is not None and round(answer.dollars, 3) == 0.512 for answer in answers)
+        assert all(answer is not None and answer.input_tokens == 7 for answer in answers)

@@ -13,7 +13,8 @@ from gateway.cache.admission import roles_of
 from gateway.cache.templates import is_framed
 from gateway.config.policy.model import Policy, RecordSettings
 from gateway.context import RequestContext
-from gateway.messages import CacheDirectives, Call, Provenance, RequestFacts, TrafficFacts, Verdict
+from gateway.dialects.operations import operation_of
+from gateway.messages import Bypass, CacheDirectives, Call, Provenance, RequestFacts, TrafficFacts, Verdict
 from gateway.ports import Judgement
 from gateway.routing.budget import budget_of
 from gateway.routing.limit_evaluation import input_tokens
@@ -97,6 +98,45 @@ def facts_of(
         request.background,
     )
     return TrafficFacts(plain, given, call.focus, kept)
+
+
+def passed_facts_of(
+    request: RequestContext, rule: RecordSettings, headers: frozenset[str], digest: Digest, tenants: Digest
+) -> TrafficFacts | None:
+    """Return the facts of a request that no dialect reads, such as one for a picture. None: it spends nothing, or is
+    not in the sample. Its body is in none of the digests."""
+    upgrades = request.headers.get("upgrade", "").lower() == "websocket"
+    operation = operation_of(request.method, request.path, None, upgrades=upgrades)
+    canonical = digest(b"passed/" + _bytes(request.id))
+    if operation.is_free or not is_sampled(canonical, rule.share):
+        return None
+    given = RequestFacts(
+        request.path,
+        request.model,
+        "",
+        operation.name,
+        tuple(_matched_headers(request, headers)),
+        tenants(request.tenant),
+        user=b"",
+        canonical=canonical,
+        context=canonical,
+        question=None,
+        no_store=request.directives.no_store,
+        no_cache=request.directives.no_cache,
+        only_if_cached=request.directives.only_if_cached,
+        max_age_s=None,
+        min_fresh_s=0.0,
+        uncached=str(Bypass.PASS_THROUGH),
+        inputs=False,
+        stream=False,
+        input_tokens=0,
+        max_tokens=None,
+        temperature=None,
+        roles=(),
+        budget_s=None,
+        patient=request.background,
+    )
+    return TrafficFacts(plain=False, request=given, question=None, keeps_prompt=False)
 
 
 def recorded_of(

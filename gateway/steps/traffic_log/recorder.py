@@ -22,6 +22,7 @@ from gateway.steps.traffic_log.recorded_request import (
     digest_of,
     facts_of,
     header_names,
+    passed_facts_of,
     recorded_of,
     tenant_digests,
     vector_of,
@@ -94,8 +95,10 @@ class Recorder:
 
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
         """Return the facts of a request, before any decision; None: it is not recorded."""
-        if request.call is None or route.record is None or self._digest is None or self._tenants is None:
+        if route.record is None or self._digest is None or self._tenants is None:
             return None
+        if request.call is None:
+            return passed_facts_of(request, route.record, self._headers, self._digest, self._tenants)
         plain = route.semantic is not None and route.semantic.acceptance.min_similarity is not None
         return facts_of(request, request.call, route.record, self._headers, self._digest, self._tenants, plain=plain)
 
