@@ -232,6 +232,12 @@ class RequestContext:
         """The fields that identify the request in log lines."""
         return {"id": self.id} if self.traced is None else {"id": self.id, "trace_id": self.traced.trace_id}
 
+    @property
+    def opens_websocket(self) -> bool:
+        """Whether it is the handshake of a WebSocket, which is a GET (RFC 6455, section 4.1). The Upgrade header of
+        another method is ignored (RFC 9110, section 7.8)."""
+        return self.method == "GET" and self.headers.get("upgrade", "").lower() == "websocket"
+
     # budget
 
     @property

@@ -90,8 +90,7 @@ class ResponsesSockets:
         return pipeline
 
     def claims(self, request: RequestContext) -> bool:
-        upgrades = request.headers.get("upgrade", "").lower() == "websocket"
-        return upgrades and request.path == RESPONSES and request.method == "GET" and not self._is_tunnel(request)
+        return request.opens_websocket and request.path == RESPONSES and not self._is_tunnel(request)
 
     async def answer(self, request: RequestContext) -> Response:
         """Accept the connection. Raise `TooManyInflight` if as many are open as requests may be in flight, and

@@ -46,10 +46,6 @@ EXAMPLES: Mapping[Unit | None, str] = {
 }
 
 
-def upgrades(request: RequestContext) -> bool:
-    return request.headers.get("upgrade", "").lower() == "websocket"
-
-
 @dataclass(frozen=True, slots=True)
 class MeteredCall:
     """A call as it is metered."""
@@ -93,7 +89,7 @@ class Spent:
 async def metered_call(request: RequestContext) -> MeteredCall:
     """Return the request as it is metered. A JSON body that passes through unparsed is read."""
     call = request.call
-    operation = operation_of(request.method, request.path, call, upgrades=upgrades(request))
+    operation = operation_of(request.method, request.path, call, upgrades=request.opens_websocket)
     common = operation, request.method, request.path
     if operation.is_free:
         return MeteredCall(*common, request.model, call, 0, None, 0.0)
@@ -112,7 +108,7 @@ async def metered_call(request: RequestContext) -> MeteredCall:
 
 async def _body_of(request: RequestContext) -> bytes:
     """Return a JSON body; empty: there is none, it is too long to wait for, or cannot be decoded."""
-    if upgrades(request) or "json" not in request.headers.get("content-type", "json").lower():
+    if request.opens_websocket or "json" not in request.headers.get("content-type", "json").lower():
         return b""
     await request.body_source.buffer(whole=True)
     if request.body_source.buffered_body is None:
@@ -140,7 +136,7 @@ def _quantity(unit: Unit | None, fields: Mapping[str, Any], request: RequestCont
     if unit is Unit.SECOND:
         return _number(fields.get("seconds", fields.get("duration")), DEFAULT_SECONDS)
     if unit is Unit.MINUTE:
-        return 60.0 if upgrades(request) else (_length_of(request) or MAX_UPLOAD) / BYTES_A_SECOND
+        return 60.0 if request.opens_websocket else (_length_of(request) or MAX_UPLOAD) / BYTES_A_SECOND
     return 0.0
 
 

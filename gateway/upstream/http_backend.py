@@ -205,7 +205,7 @@ class HttpBackend(LimitedBackend):
         call, translated = request.call, None
         if call is not None:
             translated = None if can_translate(self.speaks, call.dialect.name) else self._translate(call)
-        elif request.headers.get("upgrade", "").lower() == "websocket":
+        elif request.opens_websocket:
             return await self._websocket(request)
         if call is None and request.body_source.buffered_body is None:  # the body streams
             permit = await self._limiter.acquire_client_paced(request)

@@ -172,7 +172,7 @@ def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool 
         return True
     if request.call is not None:
         return not request.call.stateful
-    if request.headers.get("upgrade", "").lower() == "websocket":
+    if request.opens_websocket:
         return False  # a refusal is the answer, and an open WebSocket is a session
     harmless = request.method in IDEMPOTENT or (answered and is_self_contained(request.method, request.path))
     return harmless and request.body_source.replayable

@@ -328,12 +328,20 @@ async def test_targets_that_are_no_path_are_refused(wire: Wire, upstream: Upstre
     assert upstream.calls == []
 
 
-async def test_an_upgrade_that_the_backend_ignores_is_a_plain_request(wire: Wire, upstream: Upstream) -> None:
+async def test_an_upgrade_that_the_backend_ignores_is_answered_and_asked_once(wire: Wire, upstream: Upstream) -> None:
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
     await wire.send(b"GET /v1/realtime HTTP/1.1\r\nHost: g\r\n" + upgrade + b"\r\n" + HEALTH)
     assert (await wire.message()).status == 200
     assert (await wire.message()).body == b"ok\n"
-    assert ["Upgrade" in call.headers for call in upstream.calls] == [True, False]
+    assert ["Upgrade" in call.headers for call in upstream.calls] == [True]
+
+
+async def test_an_upgrade_of_another_method_is_ignored(wire: Wire, upstream: Upstream) -> None:
+    upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nContent-Length: 2\r\n"
+    await wire.send(b"POST /v1/files HTTP/1.1\r\nHost: g\r\n" + upgrade + b"\r\nhi" + HEALTH)
+    assert (await wire.message()).status == 200
+    assert (await wire.message()).body == b"ok\n"
+    assert [(call.method, call.body, "Upgrade" in call.headers) for call in upstream.calls] == [("POST", b"hi", False)]
 
 
 @pytest.mark.parametrize("limited", [{"body_timeout": "500ms"}], indirect=True)
