@@ -24,6 +24,7 @@ from gauntlet import (
     killed_gateway,
     killed_workers,
     replicas,
+    short_answers,
     slow_bodies,
     slow_handshakes,
     smuggling,
@@ -53,6 +54,7 @@ PARTS: tuple[Part, ...] = (
     hanging_webhooks.PART,
     clock_shifts.PART,
     erasures.PART,
+    short_answers.PART,
     soak.PART,
 )
 

@@ -82,6 +82,8 @@ class RouteQuality(TypedDict):
     """Labelled lookups that the route has learned from."""
     labels_since_drift: int | None
     """Labels since the last drift alarm. Null: no alarm so far."""
+    answer_share: float
+    """Share of the most frequent answer among those that were compared. With a high one, equal answers say little."""
     version: int
     requests: float
     """Requests behind the shares. Old ones count less."""
@@ -114,10 +116,7 @@ class QualityHandler:
 
     def shown(self) -> list[RouteQuality]:
         """Return the state of every route with a semantic cache, in the policy's order."""
-        return [
-            _route_report(name, rule, self._spaces.serving.controls.of(name))
-            for name, rule in self._semantic_rules().items()
-        ]
+        return [self._report(name, rule) for name, rule in self._semantic_rules().items()]
 
     @operation(QualityReport)
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -135,13 +134,17 @@ class QualityHandler:
         control = space.controls.of(route)
         control.reset()
         stored = await save_now(space.learning, route)
-        return json_response({**_route_report(route, rules[route], control), "stored": stored})
+        return json_response({**self._report(route, rules[route]), "stored": stored})
+
+    def _report(self, route: str, rule: Semantic) -> RouteQuality:
+        space = self._spaces.serving
+        return _route_report(route, rule, space.controls.of(route), space.comparisons.answers_of(route).largest)
 
     def _semantic_rules(self) -> Mapping[str, Semantic]:
         return {route.name: route.semantic for route in self._policy().routes if route.semantic is not None}
 
 
-def _route_report(route: str, rule: Semantic, control: RouteControl) -> RouteQuality:
+def _route_report(route: str, rule: Semantic, control: RouteControl, answer_share: float) -> RouteQuality:
     estimate = control.estimate()
     return {
         "route": route,
@@ -152,6 +155,7 @@ def _route_report(route: str, rule: Semantic, control: RouteControl) -> RouteQua
         "threshold": control.threshold(rule.acceptance),
         "labels": control.labels,
         "labels_since_drift": control.labels_since_drift,
+        "answer_share": round(answer_share, 4),
         "version": control.version,
         "requests": round(control.requests, 1),
         "served": round(control.served, 1),

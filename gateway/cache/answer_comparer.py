@@ -201,7 +201,7 @@ class AnswerComparer:
         """Return what the label of two answers teaches about their questions, and the chance of an equal answer to
         another question, in (0, 1]."""
         a, b = [await self._known_text(call, entry) for entry in (stored, fresh)]
-        answers = self._answers_of(route)
+        answers = self.answers_of(route)
         if a is None or b is None or answers.says_nothing(fresh.scope, a, b):
             return Label.UNDECIDED, 1.0
         return label, answers.evidence_chance(fresh.scope, b)
@@ -210,17 +210,17 @@ class AnswerComparer:
         """Return the greatest probability, in (0, 1], that another question of the scope may get an answer like that of
         the entry. An answer without text says nothing: 1."""
         answer = await self._known_text(call, entry)
-        return 1.0 if answer is None else self._answers_of(route).chance(entry.scope, answer)
+        return 1.0 if answer is None else self.answers_of(route).chance(entry.scope, answer)
 
     async def is_frequent(self, route: str, call: Call, entry: Entry) -> bool:
         """Return whether many questions are known to get an answer like that of the entry, so that an equal one
         confirms no answer."""
         answer = await self._known_text(call, entry)
-        return answer is None or self._answers_of(route).is_frequent(entry.scope, answer)
+        return answer is None or self.answers_of(route).is_frequent(entry.scope, answer)
 
     async def _observe(self, pair: AnswerPair, label: Label) -> None:
         """Count a fresh answer among those of its route, and the label of a neighbour that is unlike the question."""
-        answer, answers = await self._known_text(pair.call, pair.fresh), self._answers_of(pair.route)
+        answer, answers = await self._known_text(pair.call, pair.fresh), self.answers_of(pair.route)
         if answer is None:
             return
         with self.budget.spending():
@@ -235,7 +235,8 @@ class AnswerComparer:
         text = await self._answer_text(call, entry)
         return None if text is None else AnswerText(normalised(text), self._vectors.get(_key(text)))
 
-    def _answers_of(self, route: str) -> RouteAnswers:
+    def answers_of(self, route: str) -> RouteAnswers:
+        """Return the answers of a route that were compared."""
         return self._answers.setdefault(route, RouteAnswers())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import expect
 
+from gateway.cache.threshold.answer_shares import AnswerText
 from gateway.cache.threshold.wrong_hits import Label
 from tests.fixtures.dashboard import LOOP, Showing, Shown
 from tests.fixtures.entries import judged_of, vector_of
@@ -152,6 +153,15 @@ async def test_a_drift_alarm_is_an_alert_and_an_event(shown: Shown) -> None:
     )
     await expect(shown.page.locator("#drift tbody tr")).to_have_count(1)
     assert (await shown.table("#drift"))["default"][1] == "1 alarm: the threshold fell back to the calibration"
+    assert shown.console == []
+
+
+async def test_a_route_whose_answers_are_alike_is_an_alert(shown: Shown) -> None:
+    answers = shown.served.gateway.parts.space.comparisons.answers_of("default")
+    for number in range(40):
+        answers.observe("scope", AnswerText("no" if number % 4 else f"yes, {number}"))
+    await shown.open()
+    await expect(shown.page.locator("#alert-alike li")).to_have_text("default: one text is 74 % of its answers")
     assert shown.console == []
 
 

@@ -101,7 +101,7 @@ async def test_a_drift_alarm_is_counted_logged_and_shown(
         at_first = (await quality(served))["default"]["threshold"]
         report(served, Label.RIGHT, 300)
         learnt = (await quality(served))["default"]
-        assert (learnt["labels"], learnt["labels_since_drift"]) == (300, None)
+        assert (learnt["labels"], learnt["labels_since_drift"], learnt["answer_share"]) == (300, None, 0.0)
         assert learnt["threshold"] < at_first
         with caplog.at_level(logging.WARNING, logger="nearhit.quality"):
             for _ in range(60):

@@ -113,6 +113,13 @@ def test_a_gateway_that_tells_of_trouble_is_repeated() -> None:
     assert levels == [Level.FAULT, Level.WARNING, Level.WARNING, Level.OK]
 
 
+def test_a_route_whose_answers_are_alike_is_named() -> None:
+    quality = [{"route": "fraud", "answer_share": 0.976}, {"route": "chat", "answer_share": 0.02}, {"route": "older"}]
+    said, last = running({"ready": True}, {"quality": quality}, None)
+    assert (said.level, last.level) == (Level.WARNING, Level.OK)
+    assert said.found.startswith("one text is 98% of the answers of the route fraud")
+
+
 def test_an_event_loop_that_often_stands_still_is_told_with_what_keeps_it() -> None:
     longest = {"ms": 61.5, "cause": "busy", "where": "gateway.cache.scope:of:12"}
     stats = {"started": 0.0, "now": 60.0, "loop_stalls": {"busy": 9, "starved": 2}, "loop": {"longest": longest}}

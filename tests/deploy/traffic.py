@@ -16,7 +16,7 @@ from gateway.adapters.redis.change_log import CHANGES_KEY
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer, outside_server
-from tests.fixtures.upstream import Upstream, completion, serving
+from tests.fixtures.upstream import Upstream, completion, question_of, serving
 from tests.fixtures.waiting import until
 from tests.jobs.asking import over, submit
 from tests.jobs.test_webhooks import Receiver, receiving
@@ -25,6 +25,7 @@ NAMES = ("main", "light", "large", "next", "first", "second", "bad")
 PRICE = {"input_per_million": 1000.0, "output_per_million": 1000.0}
 SECRET = {"HOOK": "whsec_" + base64.b64encode(bytes(32)).decode()}
 STORED, ASKED = "alpha beta gamma delta epsilon", "alpha beta gamma delta zeta"
+DIFFERS = "is told otherwise"
 HARD = "Prove step by step why the algorithm terminates, and derive its complexity in detail with all constants."
 EXACT = "exact: {ttl: 1h}"
 TIERS = "light: light, large: large"
@@ -82,6 +83,8 @@ class Scene:
             if answer.cache_status.endswith("detail=semantic"):
                 said = {"request_id": answer.headers["x-request-id"], "verdict": "right"}
                 assert (await self.busy.post("/v1/feedback", said)).status == 200
+        for question in (f"{STORED} {DIFFERS}", f"{ASKED} {DIFFERS}"):  # an audit finds another answer
+            await self._ask("lenient", f"{question} {number * 7919}", number)
         space = self.busy.gateway.parts.space
         await until(lambda: space.comparisons.idle and len(space.audits) == 0)
         async with self.busy.session.post(
@@ -176,6 +179,12 @@ def once(status: int) -> Any:
     return answer
 
 
+async def differing(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+    question = question_of(call)
+    other = "nothing of the kind, and whatever else comes to mind" if f"zeta {DIFFERS}" in question else question
+    return web.json_response(completion(call, f"main answers: {other}"))
+
+
 async def refusing(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
     return web.json_response({"error": {"message": "no"}}, status=500)
 
@@ -184,7 +193,7 @@ async def refusing(request: web.Request, call: dict[str, Any]) -> web.StreamResp
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         upstreams = {name: await stack.enter_async_context(serving(Upstream(name))) for name in NAMES}
-        upstreams["bad"].answer = refusing
+        upstreams["bad"].answer, upstreams["main"].answer = refusing, differing
         backends: dict[str, Any] = {
             name: {"adapter": "openai", "url": upstream.url, "model": name, "price": PRICE}
             for name, upstream in upstreams.items()

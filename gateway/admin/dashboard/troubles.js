@@ -3,6 +3,7 @@
 import { count, plural } from "./format.js";
 
 const RELEARNED = 1000; // labels after which a route has learned its new answers
+const MOST_ALIKE = 0.2; // share of one text among a route's answers
 
 export const BREAKER = { closed: ["closed", "good"], half_open: ["half-open: a few calls probe it", "warn"], open: ["open: it is not called", "bad"], waits: ["asked us to wait", "warn"] };
 export const breaker = (name) => BREAKER[name] || [name, "warn"];
@@ -24,5 +25,8 @@ export function troubles(stats) {
   const drifted = (stats.quality || []).filter((r) => r.labels_since_drift !== null && r.labels_since_drift < RELEARNED);
   if (drifted.length) found.push({ id: "alert-drift", level: "warn", title: "Answers changed: stored ones prove wrong more often than learned", text: "A drift alarm made these routes forget their labels. Their thresholds begin at the calibration and follow new labels.",
     list: drifted.map((r) => `${r.route}: ${plural(r.labels_since_drift, "label", "labels")} since the alarm, shown until ${count(RELEARNED)}`) });
+  const alike = (stats.quality || []).filter((r) => r.answer_share > MOST_ALIKE);
+  if (alike.length) found.push({ id: "alert-alike", level: "warn", title: "Unlike questions get the same answer", text: "So equal answers say little about the questions: these routes learn little, and audits find few wrong hits. Before a classifier this is usual. Otherwise look whether the backend answers with an error text.",
+    list: alike.map((r) => `${r.route}: one text is ${Math.round(100 * r.answer_share)} % of its answers`) });
   return found;
 }

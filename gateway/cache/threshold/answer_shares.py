@@ -7,15 +7,15 @@ equal with probability c. By Bayes' rule an equal answer makes the probability p
 that the questions ask the same, and one that all questions get proves nothing. Cohen's kappa (1960) corrects the
 agreement of two raters for chance in the same way.
 
-The chance is the upper bound of the greater of two shares, each with a prior:
+The chance is an upper bound of the share of the answers in the scope that say the same. The share in the route is its
+prior. The chance is at least the share of unlike neighbours in the scope with equal answers. The nearest stored
+question is near in topic, so its answer is equal more often than that of any other question. Messages about a stolen
+and about a lost card are both "fraud".
 
-- the share of the answers in the scope that say the same. The share in the route is its prior;
-- the share of unlike neighbours in the scope whose answers were equal. The nearest stored question is near in topic,
-  so its answer is equal more often than that of any other question. Messages about a stolen and about a lost card are
-  both "fraud".
+Some answers say nothing at all, equal or not (`RouteAnswers.says_nothing`):
 
-Answers that are known to be frequent say nothing at all, equal or not (`RouteAnswers.says_nothing`). An apology comes
-at any time, and an outage answers everything alike.
+- those that are known to be frequent. An apology comes at any time, and an outage answers everything alike;
+- all answers of a scope in which the answers of unlike neighbours are equal half of the time.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ MOST_EQUAL = 0.5
 
 LEAST_ANSWERS = 8  # fewer answers count as so many, so that no share is great by luck
 
-# The verifier's probability of being right below which a neighbour counts as unlike the question. Some of them ask the
-# same, which raises the chance: labels then teach less.
-UNLIKE_BELOW = 0.1
+LEAST_SHOWN = 20  # the same for the share that is shown: an alarm should not come from a few requests
+
+# The verifier's probability of being right below which a neighbour counts as unlike the question, and the share of these
+# that may ask the same: some 15 % of those in banking77.
+UNLIKE_BELOW, LIKE_OF_UNLIKE = 0.1, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class AnswerShares:
     def largest(self) -> float:
         """The share of the most frequent answer, in [0, 1); 0 where no answer was given twice."""
         most = max((answer.count for answer in self._answers.values()), default=0.0)
-        return _share(most - 1, self._total - 1)
+        return max(0.0, most - 1) / max(self._total - 1, LEAST_SHOWN)
 
     @property
     def equal_of_unlike(self) -> float:
@@ -113,8 +115,8 @@ class AnswerShares:
         """Return the greatest probability, in (0, 1], that another question may get an answer like this one. `prior`:
         the probability without any answers."""
         same = self._count_of(answer)
-        mean, most = _bounded_share(max(0.0, same - 1), self._total - same, prior)
-        return max(most, _bounded_share(self._unlike_equal, self._unlike - self._unlike_equal, mean)[1])
+        share = _upper_bound(max(0.0, same - 1), self._total - same, prior)
+        return max(share, (self.equal_of_unlike - LIKE_OF_UNLIKE) / (1 - LIKE_OF_UNLIKE))
 
     def observe(self, answer: AnswerText) -> None:
         """Count an answer to a question that the cache could not answer."""
@@ -212,11 +214,11 @@ def _share(same: float, total: float) -> float:
     return max(0.0, same) / max(total, LEAST_ANSWERS)
 
 
-def _bounded_share(same: float, other: float, prior: float) -> tuple[float, float]:
-    """Return a share and its upper bound. `prior`: the share without any answers."""
+def _upper_bound(same: float, other: float, prior: float) -> float:
+    """Return the upper bound of a share. `prior`: the share without any answers."""
     count = same + max(0.0, other) + PRIOR_ANSWERS
     mean = min(1.0, (same + PRIOR_ANSWERS * prior) / count)
-    return mean, min(1.0, mean + BOUND * math.sqrt(mean * (1 - mean) / count))
+    return min(1.0, mean + BOUND * math.sqrt(mean * (1 - mean) / count))
 
 
 def right_after_equal(probability: float, chance: float) -> float:

@@ -32,6 +32,7 @@ TIMEOUT_S = 5.0
 MAX_ADDRESSES = 4  # to try for one name
 ADMIN_REALM = "nearhit admin"
 MANY_TENANTS = 20  # of one key
+MOST_ALIKE = 0.2  # share of one text among a route's answers
 REACHABLE_STATUSES = (200, 401, 403)  # the check sends no credentials, and an API may require them
 NOT_FOUND = 404
 
@@ -93,6 +94,7 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
         todo = "give all gateways of a store the same embedder: else they share hits for equal questions only"
         yield warning("gateway", found, todo)
     yield from _tenants(stats)
+    yield from _answers(stats)
     yield from _stalls(stats)
     yield ok("gateway", f"it runs, policy {stats.get('policy', {}).get('hash', 'unknown')}")
 
@@ -107,6 +109,19 @@ def _tenants(stats: Mapping[str, Any]) -> Iterator[Finding]:
             f"one key counts as {tenants} tenants or more, which share no answers: its requests differ in {headers}",
             "if they are of one client, name the header that changes in auth.credential_headers, with a ! before it",
         )
+
+
+def _answers(stats: Mapping[str, Any]) -> Iterator[Finding]:
+    """Warn of routes whose answers say little about the questions."""
+    for route in stats.get("quality", ()):
+        if (share := route.get("answer_share", 0.0)) > MOST_ALIKE:
+            yield warning(
+                "gateway",
+                f"one text is {share:.0%} of the answers of the route {route['route']}, so equal answers say little "
+                "about the questions, and its semantic cache learns little",
+                "see whether the backend answers with an error text; before a classifier this is usual "
+                "(docs/concepts.md, Short answers)",
+            )
 
 
 def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
