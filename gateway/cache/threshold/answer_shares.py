@@ -52,9 +52,10 @@ LEAST_ANSWERS = 8  # fewer answers count as so many, so that no share is great b
 
 LEAST_SHOWN = 20  # the same for the share that is shown: an alarm should not come from a few requests
 
-# The verifier's probability of being right below which a neighbour counts as unlike the question, and the share of these
-# that may ask the same: some 15 % of those in banking77.
-UNLIKE_BELOW, LIKE_OF_UNLIKE = 0.1, 0.2
+# The verifier's probability of being right below which a neighbour counts as unlike the question. Some of these ask the
+# same, and their answers are equal for that. By chance they are at most so many times as often as those of any two
+# questions.
+UNLIKE_BELOW, NEAR_TOPIC = 0.1, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,10 @@ class AnswerShares:
 
     @property
     def equal_of_unlike(self) -> float:
-        """The share of unlike neighbours whose answers were equal, in [0, 1]."""
-        return _share(self._unlike_equal, self._unlike)
+        """The share of unlike neighbours whose answers are equal by chance, in [0, 1]."""
+        total = max(self._total, LEAST_ANSWERS)
+        of_any = sum(answer.count * max(0.0, answer.count - 1) for answer in self._answers.values()) / (total * total)
+        return min(_share(self._unlike_equal, self._unlike), NEAR_TOPIC * of_any)
 
     def share(self, answer: AnswerText) -> float:
         """Return the share of the other answers that say the same, in [0, 1]; 0 without answers. The answer itself is
@@ -116,7 +119,7 @@ class AnswerShares:
         the probability without any answers."""
         same = self._count_of(answer)
         share = _upper_bound(max(0.0, same - 1), self._total - same, prior)
-        return max(share, (self.equal_of_unlike - LIKE_OF_UNLIKE) / (1 - LIKE_OF_UNLIKE))
+        return max(share, self.equal_of_unlike)
 
     def observe(self, answer: AnswerText) -> None:
         """Count an answer to a question that the cache could not answer."""

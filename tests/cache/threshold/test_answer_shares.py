@@ -154,25 +154,26 @@ def test_what_the_frequent_answers_leave_out_counts_as_chance() -> None:
 
 def test_where_unlike_neighbours_mostly_get_equal_answers_none_teaches() -> None:
     """Messages about a stolen and about a lost card are both "fraud", however rare that is."""
-    route = route_of(*map(str, range(100)))
-    assert rare(route, "1", "1")
-    for _ in range(30):
-        route.observe_unlike("scope", equal=True)
-    for _ in range(20):
-        route.observe_unlike("scope", equal=False)
-    assert evidence(route, "1", "1") is evidence(route, "1", "2") is None
+    route = route_of(*("no" if number % 3 else f"rare {number}" for number in range(200)))
+    for number in range(100):
+        route.observe_unlike("scope", equal=number % 5 > 1)
+    assert evidence(route, "rare 3", "rare 3") is evidence(route, "rare 3", "rare 6") is None
 
 
-def test_unlike_neighbours_with_equal_answers_now_and_then_change_nothing() -> None:
-    """A few of those that the verifier takes for unlike ask the same."""
+def test_unlike_neighbours_with_equal_answers_raise_the_chance_of_every_answer() -> None:
+    route = route_of(*(f"class {number % 12}" for number in range(240)))
+    before = evidence(route, "class 1", "class 1") or 0.0
+    for number in range(100):
+        route.observe_unlike("scope", equal=number % 4 == 0)
+    assert (evidence(route, "class 1", "class 1") or 0.0) > max(before, 0.2)
+
+
+def test_unlike_neighbours_whose_answers_no_other_question_gets_ask_the_same_after_all() -> None:
     route = route_of(*map(str, range(100)))
     before = evidence(route, "1", "1")
     for number in range(100):
-        route.observe_unlike("scope", equal=number % 6 == 0)
+        route.observe_unlike("scope", equal=number % 3 == 0)
     assert evidence(route, "1", "1") == before
-    for number in range(300):
-        route.observe_unlike("scope", equal=number % 5 < 2)
-    assert (evidence(route, "1", "1") or 0.0) > 0.15
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 0.999))
