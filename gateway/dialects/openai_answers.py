@@ -216,19 +216,51 @@ def is_error(data: bytes) -> bool:
         return False
 
 
+MAX_CHOICES = 1_024  # of a stream that are told apart; OpenAI's `n` is at most 128
+
+
+class OpenChoices:
+    """`OpenChoices` knows which choices of a stream have begun and have no finish reason. Its last events do not tell:
+    one choice may stand still while the others go on."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, bool] = {}  # index -> whether the choice has a finish reason
+
+    def feed(self, data: bytes) -> None:
+        for index, is_finished in _choices_of(data):
+            if index in self._states or len(self._states) < MAX_CHOICES:
+                self._states[index] = self._states.get(index, False) or is_finished
+
+    def __bool__(self) -> bool:
+        return not all(self._states.values())
+
+
+def has_several_choices(body: Mapping[str, Any]) -> bool:
+    """Return whether a call asks for more than one choice."""
+    prompt = body.get("prompt")
+    return body.get("n") not in (None, 0, 1) or (isinstance(prompt, list) and len(prompt) > 1)
+
+
+def _choices_of(data: bytes) -> list[tuple[int, bool]]:
+    """Return the index of each choice in an event, and whether it has a finish reason; none if it is unreadable."""
+    try:
+        return [
+            (choice.get("index") or 0, bool(choice.get("finish_reason")))
+            for choice in load_json(data).get("choices") or ()
+        ]
+    except (ValueError, TypeError, AttributeError):
+        return []
+
+
 def is_over(last: Sequence[bytes]) -> bool:
     """Return whether a stream with these last events is over: `[DONE]` or an error is among them, or each choice has a
     finish reason. Some servers leave out `[DONE]`."""
     if DONE in last or any(map(is_error, last)):
         return True
-    choices: dict[Any, bool] = {}  # index -> whether the choice has a finish reason
+    choices: dict[int, bool] = {}  # index -> whether the choice has a finish reason
     for data in last:
-        try:
-            for choice in load_json(data).get("choices") or ():
-                index = choice.get("index") or 0
-                choices[index] = choices.get(index, False) or bool(choice.get("finish_reason"))
-        except (ValueError, TypeError, AttributeError):
-            continue
+        for index, is_finished in _choices_of(data):
+            choices[index] = choices.get(index, False) or is_finished
     return bool(choices) and all(choices.values())
 
 

@@ -23,6 +23,7 @@ from gateway.dialects.anthropic_thinking import INTERLEAVED, fit_thinking
 from gateway.dialects.known import DIALECTS, MODELS, can_translate
 from gateway.dialects.kserve import model_of_path, with_model_name
 from gateway.dialects.model_names import ModelNames
+from gateway.dialects.openai_answers import has_several_choices
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
@@ -300,7 +301,12 @@ class HttpBackend(LimitedBackend):
             return response
         exchange = ResponseReader(self.name, answer, permit, self._timeouts, end, self._max_event, self._silence_s)
         try:
-            return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(call), streams=streams)
+            return await exchange.answer(
+                self._headers_of(answer, parse=parse),
+                self._dialect_of(call),
+                streams=streams,
+                several=streams and call is not None and has_several_choices(call.body),
+            )
         except BaseException:
             exchange.close()
             raise

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from gateway.config.backends import Timeouts
+from gateway.dialects.openai_answers import OpenChoices
 from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
 from gateway.errors import BackendError, UpstreamStreamError
 from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response
@@ -61,15 +62,19 @@ class ResponseReader:
         self._timer: asyncio.TimerHandle | None = None
         self.complete = False  # the end marker of the answer was read: only the end of the body is missing
         self.is_finished: Callable[[], bool] = lambda: False  # see `EventSource`
+        self._open_choices: OpenChoices | None = None  # of a stream that may have several
         self._comments: list[Comment] = []
         self._after_comments: Sequence[Event] = ()
 
-    async def answer(self, headers: Headers, dialect: Dialect | None, *, streams: bool = False) -> Response:
+    async def answer(
+        self, headers: Headers, dialect: Dialect | None, *, streams: bool = False, several: bool = False
+    ) -> Response:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
-        to a call that was not parsed. `streams`: the call asks for a stream.
+        to a call that was not parsed. `streams`: the call asks for a stream. `several`: it asks for several choices.
 
         Raise `BackendError`, also if the body breaks or cannot be read: nothing of it has reached the client.
         """
+        self._open_choices = OpenChoices() if several else None
         try:
             return await self._respond(headers, dialect, streams=streams)
         except UpstreamStreamError as error:
@@ -116,7 +121,7 @@ class ResponseReader:
         parser = SSEParser(self._max_event, self._comments)
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
-        self.is_finished = lambda: dialect.is_finished(parser.recent)
+        self.is_finished = lambda: not self._open_choices and dialect.is_finished(parser.recent)
         batch = feed(begun)
         while not (batch or parser.keeps_open or self._answer.at_eof):
             piece = await self._read_until(until, self.read if begun else self._read_first)
@@ -139,6 +144,9 @@ class ResponseReader:
         """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
         events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
         events = parser.feed(chunk if decode is None else decode(chunk))
+        if self._open_choices is not None:
+            for event in events:
+                self._open_choices.feed(event.data)
         if not self.complete:
             for event in events:
                 if dialect.is_end(event):
@@ -172,9 +180,13 @@ class ResponseReader:
         whole = rest if dialect.is_over(rest) else []
         if self.complete:
             return whole
-        if not dialect.is_over(last):
+        missing = dialect.missing_end(last)
+        if self._open_choices is not None:
+            for event in rest:
+                self._open_choices.feed(event.data)
+        if not dialect.is_over(last) or (missing and self._open_choices):
             raise UpstreamStreamError(f"backend '{self._name}' ended the stream before its end marker")
-        return [*whole, *dialect.missing_end(last)]
+        return [*whole, *missing]
 
     async def _read_until(self, until: float, read: Callable[[], Awaitable[bytes]]) -> bytes | None:
         """Return what `read` returns; None: it does not by `until`, which is event-loop time."""

@@ -145,6 +145,34 @@ async def test_a_stream_that_ends_before_its_finish_reasons_is_broken(
     assert len(upstream.calls) == 4
 
 
+def choice(index: int, finish: str | None) -> bytes:
+    delta = {"content": "a"} if finish is None else {}
+    return frame({"id": "1", "model": "m", "choices": [{"index": index, "delta": delta, "finish_reason": finish}]})
+
+
+STANDING = [choice(1, None), *[choice(0, None)] * 40, choice(0, "stop")]
+
+
+async def test_a_choice_that_stood_still_is_not_ended_by_the_others(openai_served: Served, upstream: Upstream) -> None:
+    saying(upstream, *STANDING)
+    for _ in range(2):
+        stream = await openai_served.chat("hi", stream=True, n=2)
+        assert b"[DONE]" not in stream.body
+        assert b'"error"' in stream.body.splitlines()[-2]
+    assert len(upstream.calls) == 2
+
+
+@pytest.mark.parametrize("end", [[], [USAGE_CHUNK], NOTES], ids=["nothing", "usage", "notes"])
+async def test_choices_that_finish_one_long_after_the_other_are_complete(
+    openai_served: Served, upstream: Upstream, end: list[bytes]
+) -> None:
+    saying(upstream, choice(1, None), choice(1, "stop"), *[choice(0, None)] * 40, choice(0, "stop"), *end[:5])
+    miss, hit = [await openai_served.chat("hi", stream=True, n=2) for _ in range(2)]
+    assert miss.body.endswith(b"data: [DONE]\n\n")
+    assert hit.cache_status.startswith("nearhit; hit")
+    assert len(upstream.calls) == 1
+
+
 EVENTS = [
     b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
     for event in events_of(message([{"type": "text", "text": "it is"}]))
