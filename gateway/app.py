@@ -317,12 +317,12 @@ async def _open_ports(gateway: Gateway, stack: AsyncExitStack, worker_environmen
     Raise `StartupError`."""
     server, grpc_port = gateway.config.server, gateway.grpc_port
     if worker_environment is None or worker_environment.admin is not None:
+        stack.push_async_callback(gateway.admin_port.stop)  # also of a start that fails half way
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", server.admin)
-        stack.push_async_callback(gateway.admin_port.stop)
     stack.callback(gateway.dashboard.decisions.close)  # otherwise the port would wait for clients of the live view
     gateway.parts.loop_monitor.begin(stack)
-    gateway.data_address = await listening(gateway.data_port.start(), "server.listen", server.listen)
     stack.push_async_callback(gateway.data_port.stop)
+    gateway.data_address = await listening(gateway.data_port.start(), "server.listen", server.listen)
     if grpc_port is not None and server.grpc is not None:
         stack.push_async_callback(grpc_port.stop)
         gateway.grpc_address = await listening(grpc_port.start(), "server.grpc", server.grpc)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDictProxy
 
 from gateway.context import RequestContext, resolve_response
 from gateway.dialects.targets import target_of
@@ -44,7 +45,7 @@ class AiohttpEdge:
             assert isinstance(response.body, FullBody)
             return prebuilt(http, response.status, response.headers, response.body.data)
         source = HttpBody(http, read_buffered(http), service.config)
-        request = service.request(http.method, path, query, http.headers, source, http.remote or "")
+        request = service.request(http.method, path, query, _headers_of(http), source, http.remote or "")
         answer = service.answer(request)
         service.inflight.count += 1
         try:
@@ -77,7 +78,14 @@ class AiohttpEdge:
         service.inflight.count -= own
         try:
             limit, stopping = service.config.max_body, service.stopping
-            return await relay(http, tunnel.upstream, headers, max_frame=limit, stopping=stopping)
+            return await relay(
+                http,
+                tunnel.upstream,
+                headers,
+                max_frame=limit,
+                stopping=stopping,
+                drain_s=service.config.drain_timeout,
+            )
         finally:
             service.inflight.count += own
 
@@ -119,6 +127,15 @@ async def _relay_events(
         if not reading.done():
             reading.cancel()
             await asyncio.wait({reading})
+
+
+def _headers_of(http: web.BaseRequest) -> CIMultiDictProxy[str]:
+    """Return the headers. In HTTP/1.0 a server ignores `Upgrade` (RFC 9110 section 7.8)."""
+    if http.version >= HttpVersion11 or "upgrade" not in http.headers:
+        return http.headers
+    headers = http.headers.copy()
+    headers.popall("upgrade")
+    return CIMultiDictProxy(headers)
 
 
 def _target(http: web.BaseRequest) -> str:

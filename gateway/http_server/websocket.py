@@ -13,6 +13,7 @@ from gateway.messages import Closing, Duplex, Frame
 
 HEARTBEAT_S = 30.0  # a side that does not answer a ping within half of this time is gone
 CLOSE_S = 5.0  # how long a side may take for the closing handshake
+DRAIN_PART = 0.9  # of `server.drain_timeout`: the rest is for the closing frame, before the server cuts the connection
 
 
 async def relay(
@@ -22,14 +23,16 @@ async def relay(
     *,
     max_frame: int,
     stopping: asyncio.Event,
+    drain_s: float,
 ) -> web.WebSocketResponse:
     """Relay frames until one side closes, and close the other side with the same code. Also close when the gateway
-    stops, once `upstream` allows it. `headers`: of the handshake's answer. `max_frame`: bytes of a client's frame."""
+    stops, once `upstream` allows it or `drain_s` seconds are nearly over. `headers`: of the handshake's answer.
+    `max_frame`: bytes of a client's frame."""
     protocols = () if upstream.protocol is None else (upstream.protocol,)
     client = web.WebSocketResponse(protocols=protocols, heartbeat=HEARTBEAT_S, max_msg_size=max_frame, timeout=CLOSE_S)
     client.headers.extend(headers)
     await client.prepare(http)
-    session = asyncio.create_task(_session(client, upstream, stopping))
+    session = asyncio.create_task(_session(client, upstream, stopping, drain_s * DRAIN_PART))
     try:
         await asyncio.shield(session)
     except asyncio.CancelledError:
@@ -40,11 +43,9 @@ async def relay(
     return client
 
 
-async def _session(client: web.WebSocketResponse, upstream: Duplex, stopping: asyncio.Event) -> None:
-    tasks = [
-        asyncio.create_task(side)
-        for side in (_pump_to_upstream(client, upstream), _pump_to_client(client, upstream), _stop(upstream, stopping))
-    ]
+async def _session(client: web.WebSocketResponse, upstream: Duplex, stopping: asyncio.Event, drain_s: float) -> None:
+    sides = (_pump_to_upstream(client, upstream), _pump_to_client(client, upstream), _stop(upstream, stopping, drain_s))
+    tasks = [asyncio.create_task(side) for side in sides]
     closing = Closing(WSCloseCode.GOING_AWAY)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -75,9 +76,11 @@ async def _pump_to_client(client: web.WebSocketResponse, upstream: Duplex) -> Cl
         await (client.send_str(frame) if isinstance(frame, str) else client.send_bytes(frame))
 
 
-async def _stop(upstream: Duplex, stopping: asyncio.Event) -> Closing:
+async def _stop(upstream: Duplex, stopping: asyncio.Event, drain_s: float) -> Closing:
     await stopping.wait()
-    await upstream.drain()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(drain_s):
+            await upstream.drain()
     return Closing(WSCloseCode.GOING_AWAY, "the gateway stops")
 
 

@@ -624,6 +624,21 @@ async def test_the_gateway_s_stop_closes_the_connection_after_the_call_in_progre
     assert len(responses.calls) == 1 + busy
 
 
+async def test_a_call_that_outlasts_the_drain_ends_with_going_away(responses: Upstream, tmp_path: Path) -> None:
+    async with (
+        before(responses, tmp_path, server={"drain_timeout": "500ms"}) as served,
+        opened(served) as socket,
+    ):
+        responses.gate.clear()
+        await socket.create("one")
+        await responses.arrived.wait()
+        stopping = asyncio.create_task(served.gateway.data_port.stop())
+        message = await socket.socket.receive()
+        assert (message.type, socket.socket.close_code) == (WSMsgType.CLOSE, 1001)
+        await stopping
+        responses.gate.set()
+
+
 async def test_a_call_takes_a_place_of_max_inflight_and_an_idle_connection_none(
     responses: Upstream, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from aiohttp import WSMsgType, web
 
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.waiting import until
+from tests.fixtures.wire import connected
 
 
 class Realtime:
@@ -207,6 +208,17 @@ async def test_a_frame_beyond_the_bound_is_refused_with_1009(backend: Realtime, 
         await socket.send_bytes(bytes(65 * 1024))
         message = await socket.receive()
         assert (message.type, message.data) == (WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
+
+
+async def test_an_upgrade_in_http_1_0_is_ignored(backend: Realtime, tmp_path: Path) -> None:
+    async with before(backend, tmp_path) as served, connected(served.url) as wire:
+        await wire.send(
+            b"GET /v1/realtime HTTP/1.0\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        answer = await wire.message()
+    assert answer.status == 400  # the backend answers no handshake, but a plain request
+    assert "upgrade" not in backend.handshakes[0].headers
 
 
 async def test_a_gateway_that_stops_says_going_away(backend: Realtime, tmp_path: Path) -> None:
