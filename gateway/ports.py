@@ -317,6 +317,10 @@ class LearningStore(Protocol):
 class RemovalStore(Protocol):
     """The part of the store that purges use. Every method raises `StoreUnavailable`."""
 
+    @property
+    def record_version(self) -> int:
+        """The version of the records that it reads. It rises with each version."""
+
     async def version(self) -> bytes:
         """Return a value that changes with the bans; cheap."""
 

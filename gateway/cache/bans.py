@@ -23,6 +23,7 @@ ROUNDING = 1e-6  # of a cosine in 32 bits: that of equal vectors may be a little
 HASH_DIGITS, SHOWN_DIGITS = 64, 12
 NEVER, LATER = float("-inf"), float("inf")
 UNREADABLE_S = 86400.0
+LATEST = 2**31  # a version of records that none reaches
 UNREADABLE = "unreadable"  # the id of a ban that cannot be decoded; it is never passed on
 
 
@@ -114,6 +115,8 @@ class Ban:
         default=NEVER, compare=False
     )  # monotonic clock; set only in the process that made the ban
     erasure: bool = False  # each gateway also erases what it keeps besides entries (`gateway.cache.erasure`)
+    # The version of the records whose names its maker knew: it removed entries of this one and of former ones.
+    records: int = field(default=0, compare=False)
 
     def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, request_monotonic: float = LATER) -> bool:
         """Return whether the ban covers an entry.
@@ -170,7 +173,8 @@ def limit_bans(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[
     old = retained[: len(retained) - limit // 2]
     youngest = old[-1]
     expires_at, made_monotonic = max(ban.expires_at for ban in old), max(ban.made_monotonic for ban in old)
-    merged = Ban(f"all-{youngest.id}", youngest.at, expires_at, EVERYTHING, made_monotonic)
+    records = min(ban.records for ban in old)
+    merged = Ban(f"all-{youngest.id}", youngest.at, expires_at, EVERYTHING, made_monotonic, records=records)
     return (merged, *retained[len(old) :])
 
 
@@ -192,6 +196,7 @@ def _join_subjects(bans: Iterable[Ban]) -> list[Ban]:
                 BanConditions(tenant=tenant, subjects=known.conditions.subjects | subjects),
                 max(known.made_monotonic, ban.made_monotonic),
                 known.erasure or ban.erasure,
+                min(known.records, ban.records),
             )
     return sorted((*others, *joined.values()), key=lambda ban: ban.at)
 
@@ -289,6 +294,7 @@ def encode(ban: Ban) -> bytes:
             "fingerprint": c.fingerprint,
             "subjects": sorted(c.subjects),
             "erasure": ban.erasure,
+            "records": ban.records,
             "near": near
             and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.matching), near.embedder],
         }
@@ -302,9 +308,11 @@ def decode(data: bytes, now: float) -> Ban:
         fields = msgpack.unpackb(data)
         at, expires_at = float(fields["at"]), float(fields["until"])
         conditions = _conditions(fields) if fields["format"] == FORMAT else EVERYTHING
-        return Ban(str(fields["id"]), at, expires_at, conditions, erasure=bool(fields.get("erasure")))
+        erasure, records = bool(fields.get("erasure")), int(fields.get("records", 0))
+        return Ban(str(fields["id"]), at, expires_at, conditions, erasure=erasure, records=records)
     except (KeyError, TypeError, ValueError, msgpack.UnpackException):
-        return Ban(UNREADABLE, now, now + UNREADABLE_S, EVERYTHING)
+        # its maker may be of a later version, which knows the names of this one
+        return Ban(UNREADABLE, now, now + UNREADABLE_S, EVERYTHING, records=LATEST)
 
 
 def _conditions(fields: Mapping[str, Any]) -> BanConditions:

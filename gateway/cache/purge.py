@@ -191,6 +191,7 @@ class Purge:
         self._version: bytes | None = None  # of the store's bans when last read; None: read them again
         self._stored_ids: frozenset[str] = frozenset()  # the ids of the store's bans
         self._running = 0
+        self._unswept: list[Ban] = []  # of gateways that do not know the names of entries of this version
         self._wake_event = asyncio.Event()
         self.on_erasures: Callable[[Sequence[Ban]], None] = _ignore  # called with those of other gateways
 
@@ -293,7 +294,8 @@ class Purge:
             latest = self._clock.wall() + UNKNOWN_S
         at, made_monotonic = self._clock.wall(), self._clock.monotonic()
         expires_at = max(latest, at + self._horizon_s(), at + ERASURE_S if erasure else at) + MARGIN_S
-        return Ban(uuid.uuid4().hex, at, expires_at, conditions, made_monotonic, erasure)
+        records = self._store.record_version
+        return Ban(uuid.uuid4().hex, at, expires_at, conditions, made_monotonic, erasure, records)
 
     async def _enforce(self, ban: Ban) -> None:
         """Enforce the ban in this process, before anything is awaited."""
@@ -385,6 +387,9 @@ class Purge:
             self._wake_event.clear()
             try:
                 await self.refresh()
+                await self._sweep_unswept()
+            except StoreUnavailable:
+                continue  # they are swept with the next look
             except Exception:  # any other error: the next removal must not be missed
                 LOG.exception("reading the removals of other gateways failed")
 
@@ -408,15 +413,24 @@ class Purge:
     async def _load(self, version: bytes) -> None:
         now = self._clock.wall()
         bans = [decode(data, now) for data in await self._store.bans()]
-        new = self._bans.stored(bans, now)
+        was_loaded, new = self._bans.loaded, self._bans.stored(bans, now)
         self._stored_ids = frozenset(ban.id for ban in bans)
         self._version = version
         if new:
             self._on_bans_changed()
         for ban in new:
             await self._catch_up(ban)
+        former = [ban for ban in new if ban.records < self._store.record_version]
+        self._unswept += [ban for ban in former if was_loaded or ban.erasure]
         if erasures := [ban for ban in new if ban.erasure]:
             self.on_erasures(erasures)
+
+    async def _sweep_unswept(self) -> None:
+        """Delete the entries that removals of gateways of a former version cover. Raise `StoreUnavailable`."""
+        bans = self._unswept[:]
+        for ban in bans:
+            await self._sweep(ban, PurgeResult())
+        self._unswept = self._unswept[len(bans) :]
 
     async def _catch_up(self, ban: Ban) -> None:
         """Apply another gateway's ban to memory and index. This index may know answers that the other's does not."""

@@ -12,6 +12,8 @@ import msgpack
 
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.records import NAMELESS, encode
+from gateway.cache.bans import Ban, BanConditions
+from gateway.cache.bans import encode as encode_ban
 from gateway.messages import Entry
 from tests.cache.test_erasure import ALICE, SECRET, erase, purge
 from tests.fixtures.entries import entry_of, hexed
@@ -110,3 +112,21 @@ async def test_the_only_gateway_of_a_store_keeps_its_answers_in_the_next_version
         assert served.gateway.parts.space.index.size == 1
         assert "hit" in (await served.chat(question)).cache_status
         assert len(upstream.chats) == 1
+
+
+async def test_a_removal_by_a_gateway_of_a_former_version_deletes_the_entries_of_this_one(
+    upstream: Upstream, outside_store: OutsideServer, tmp_path: Path
+) -> None:
+    """The other gateway does not know their names. They are not served, and must not stay on disk either."""
+    section = {"url": outside_store.url, "erasure_key_env": "ERASURE"}
+    async with gateway_of(config_of(tmp_path, main_of(upstream), store=section), EXACT_CACHE, ENVIRON) as served:
+        await served.chat("of alice", user="alice")
+        await served.chat("of bob", user="bob")
+        await until(lambda: len(outside_store.client.keys(ONE_SERVER.entry("*"))) == 2)
+        ban = Ban("theirs", time.time() + 1, time.time() + 60, BanConditions(subjects=frozenset([ALICE])), erasure=True)
+        fields = msgpack.unpackb(encode_ban(ban))
+        del fields["records"]
+        outside_store.client.hset(ONE_SERVER.key("bans"), ban.id, msgpack.packb(fields))
+        outside_store.client.incr(ONE_SERVER.key("bans:version"))
+        await until(lambda: len(outside_store.client.keys(ONE_SERVER.entry("*"))) == 1)
+        assert "hit" in (await served.chat("of bob", user="bob")).cache_status

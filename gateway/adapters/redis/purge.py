@@ -15,6 +15,7 @@ from gateway.adapters.redis.durability import is_durable, replicas_of, request_d
 from gateway.adapters.redis.entry_pages import read_entries
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.record_encryption import RecordInvalid
+from gateway.adapters.redis.records import VERSION
 from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
 from gateway.errors import StoreUnavailable
 from gateway.messages import EmbeddedVector, Entry
@@ -32,6 +33,8 @@ Record = tuple[Entry, EmbeddedVector | None]
 
 
 class RedisPurges:
+    record_version = VERSION
+
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
