@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import sha256
-from unicodedata import normalize
+
+from gateway.text_forms import fold_spaces
 
 MAX_WHOLE = 1_000  # characters; longer questions are split. 256 tokens of English have 900 to 1,200 characters
 MAX_READ = 400_000  # characters; a longer question has no semantic lookup. Reading one of this length takes 5 ms
@@ -57,28 +58,6 @@ class SplitQuestion:
 
 
 NOT_READ = SplitQuestion(None, b"")
-
-
-# Other forms of Latin letters and digits: of full width, and ligatures. The embedding model reads none of them.
-_FORMS = {ord(form): normalize("NFKC", form) for form in "\ufb00\ufb01\ufb02\ufb03\ufb04\ufb05\ufb06"} | {
-    0xFEE0 + code: chr(code) for first, last in ("09", "AZ", "az") for code in range(ord(first), ord(last) + 1)
-}
-
-
-def fold_forms(text: str) -> str:
-    """Return the text with other forms of Latin letters and digits written plainly. Signs stay as they are."""
-    return text if text.isascii() else text.translate(_FORMS)
-
-
-def fold_spaces(text: str) -> str:
-    """Return the text with the spaces that carry no meaning removed.
-
-    In a text of several lines, spaces within a line count, as they may be the indentation of code.
-    """
-    stripped = text.strip()
-    if "\n" not in stripped:
-        return " ".join(stripped.split())
-    return "\n".join([line.rstrip() for line in stripped.split("\n")])
 
 
 def split_question(text: str) -> SplitQuestion:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from gateway.long_questions import MAX_WHOLE, fold_forms, split_question
+from gateway.long_questions import MAX_WHOLE, split_question
+from gateway.text_forms import fold_forms
 
 
 class Verdict(StrEnum):
@@ -67,6 +68,11 @@ class Refusal(StrEnum):
     NUMBERS = "numbers"
     IDENTIFIER = "identifier"  # another order number, hash, version, URL, product name, ...
     CODE = "code"  # other code: a function, a pattern, an operator, a path
+    UNITS = "units"  # equal numbers with other units, currencies, or times of the day
+    COMMAND = "command"  # another command, option or argument
+    CASE = "case"  # the same words with capitals that can mean something: IT and it, mW and MW
+    ACCENT = "accent"  # the same letters with other accents
+    SIGN = "sign"  # other emoji, signs or operators, or punctuation that means something
     NEGATION = "negation"
     ENTITIES = "entities"
     DIRECTION = "direction"

@@ -7,10 +7,11 @@ which the similarity judges.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from unicodedata import normalize
 
+from gateway.cache.quantities import quantities_in
 from gateway.messages import Refusal
 
 MAX_CHARACTERS = 4096  # as the features: more than any text that is compared by meaning
@@ -29,7 +30,7 @@ CARDINALS = dict(
 )  # fmt: skip
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _VALUES = {**CARDINALS, **{word: str(value) for value, word in enumerate(_ORDINALS, 1)}}
-_WORDS = frozenset(_VALUES)
+WORDS_OF_NUMBERS = frozenset(_VALUES)
 _SOFT = frozenset({"one"})  # it matches the number, but is a pronoun more often
 # A number with such a word may be written in digits in the other text: three thousand, sixty-five, half.
 _COMPOUND = frozenset(
@@ -39,7 +40,13 @@ _COMPOUND = frozenset(
         "quarter", "couple", "pair", "double", "twice", "triple",
     )
 )  # fmt: skip
-_ROMAN = {"II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9", "XI": "11", "XII": "12"}
+# Roman numerals from II to XXXIX with their values; a single letter is read as a letter.
+_ROMAN = {
+    tens + units: str(10 * len(tens) + value)
+    for tens in ("", "X", "XX", "XXX")
+    for value, units in enumerate(("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"))
+    if len(tens + units) > 1
+}
 
 # Words before a number that counts or names something: Round 1, order 12, error 404.
 _LABELS = frozenset(
@@ -66,7 +73,7 @@ _UNITS = frozenset(
 
 # Whether a text may have such parts. Nearly all questions have none.
 _SIGNS = frozenset("0123456789_\\/@=(){}[]<>`$|^~#*+")
-_CAPITALS = re.compile(r"[a-z][A-Z]|(?<![\w'.])[A-HJ-Z](?!\.?[\w'])|(?<!\w)[IVX]{2,4}(?!\w)")
+_CAPITALS = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]|(?<![\w'.])[A-HJ-Z](?!\.?[\w'])|(?<!\w)[IVX]{2,7}(?!\w)")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _HAN = "\u3400-\u9fff\u3040-\u30ff"
 _SCRIPTS = re.compile(f"(?<=[{_HAN}])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[{_HAN}])")
@@ -74,10 +81,11 @@ _NUMBER = re.compile(r"[$\u20ac\u00a3\u20b9#~+<>=-]*(\d+(?:[.:-]\d+)*|\d+/\d+/\d
 _IDENTIFIER = re.compile(r"#?[^\W_]+(?:[-.:#\u2013][^\W_]+)*")
 _SEPARATORS = re.compile(r"[-.:#/\u2013]")
 _PIECES = re.compile(r"[^\W_]+")
-_CAMEL = re.compile(r"[a-z][A-Z]")
+_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z](?!\Z)|[A-Z]{2}[a-rt-z]\Z")  # but no plural: PDFs
 _DOTTED = re.compile(r"[A-Za-z][\w-]*(?:\.[a-z][\w-]+)+")
 _CALL = re.compile(r"(?<![\w.])([A-Za-z_][\w.]{0,60})\(([^()\n]{0,60})\)")
 _BACKTICKS = re.compile(r"`{1,3}([^`]{1,400})`{1,3}")
+_CLAUSE = re.compile(r"\d+(?:\([A-Za-z0-9]{1,3}\))+")  # of a law: 230(c)
 _LANGUAGE = re.compile(r"[A-Za-z](?:\+\+|#)")
 _OPERATORS = frozenset(
     (
@@ -96,6 +104,7 @@ _BELOW = re.compile(r"\b(?:below|under|sub)\b")
 _RUN = re.compile(r"[^\W\d_]+(?:\+\+|#)?|\d+")
 _PROSE = ".,;:!?\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u2026*\u3002\uff0c\uff1f\uff01"
 _PLURALS = frozenset(("s", "es", "ies", "d", "ed", "n", "r"))
+_GERMAN_PLURALS = frozenset(("n", "r"))  # of nouns, which begin with a capital
 _YEARS = range(1000, 2101)
 
 
@@ -107,12 +116,14 @@ class ExactParts:
     identifiers: frozenset[str]  # in lower case: order numbers, hashes, versions, dates, URLs, names like iPhone
     code: frozenset[str]  # as written
     operators: frozenset[str]
+    dotted: frozenset[str]  # names with dots, in lower case: json.load
     words: frozenset[str]  # numbers in words, also those that are often none
     text: str
     spelled: tuple[str, ...] | None = None  # `runs`, once they are needed
     spelled_numbers: frozenset[str] | None = None  # those of `runs`, without leading zeros, once they are needed
     spelled_negatives: frozenset[str] | None = None  # `negatives`, once they are needed
     spelled_amounts: tuple[str, ...] | None = None  # `amounts`, once they are needed
+    spelled_quantities: Mapping[str, frozenset[str]] | None = None  # `quantities`, once they are needed
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -140,6 +151,13 @@ class ExactParts:
         return self.spelled_amounts
 
     @property
+    def quantities(self) -> Mapping[str, frozenset[str]]:
+        """The units of the numbers, as `quantities_in` gives them."""
+        if self.spelled_quantities is None:
+            self.spelled_quantities = quantities_in(self.text)
+        return self.spelled_quantities
+
+    @property
     def digits(self) -> frozenset[str]:
         """The numbers in digits, also within other parts."""
         if self.spelled_numbers is None:
@@ -160,7 +178,7 @@ def _amounts(runs: Iterable[str]) -> list[str]:
         behind_number = run.isdecimal()
         if behind_number:
             found.append(_without_zeros(run))
-        elif run in _WORDS and run not in _SOFT:
+        elif run in WORDS_OF_NUMBERS and run not in _SOFT:
             found.append(_VALUES[run])
     return found
 
@@ -172,7 +190,7 @@ def _without_zeros(digits: str) -> str:
 def read_parts(text: str, words: Set[str], signs: Set[str]) -> ExactParts | None:
     """Return the parts of a text; None: it has none. `words`: in lower case. `signs`: its characters."""
     if not _may_have_chunks(text, signs):
-        return None if _WORDS.isdisjoint(words) else _Parts(words).parts(text)
+        return None if WORDS_OF_NUMBERS.isdisjoint(words) else _Parts(words).parts(text)
     text = text[:MAX_CHARACTERS]
     if not text.isascii():
         text = _SCRIPTS.sub(" ", normalize("NFKC", text))
@@ -209,13 +227,14 @@ class _Parts:
     """Collects the parts of a text."""
 
     def __init__(self, words: Set[str]) -> None:
-        numbers = words & _WORDS
+        numbers = words & WORDS_OF_NUMBERS
         self.words = frozenset([_VALUES[word] for word in numbers])
         self.numbers = {_VALUES[word] for word in numbers - _SOFT}
         self.compound = not _COMPOUND.isdisjoint(words)
         self.identifiers = set[str]()
         self.code = set[str]()
         self.operators = set[str]()
+        self.dotted = set[str]()
 
     def parts(self, text: str) -> ExactParts:
         return ExactParts(
@@ -223,6 +242,7 @@ class _Parts:
             frozenset(self.identifiers),
             frozenset(self.code),
             frozenset(self.operators),
+            frozenset(self.dotted),
             self.words,
             text,
         )
@@ -231,7 +251,7 @@ class _Parts:
         """Add calls of functions: `name(a, b)`. A plural is none: "name(s)"."""
         for name, inside in _CALL.findall(text):
             arguments = "".join(inside.split())
-            if arguments not in _PLURALS:
+            if arguments not in _PLURALS or (arguments in _GERMAN_PLURALS and not name[0].isupper()):
                 self.code.add(f"{name}({arguments})" if arguments else name)
 
     def add(self, chunk: str, *, labelled: bool) -> None:
@@ -239,10 +259,15 @@ class _Parts:
         core = _unwrapped(chunk)
         if not core or "`" in core:
             return
+        if chunk[0] == "." and core[0].isalpha():  # the ending of a file, or a hidden one
+            self.code.add(f".{core}")
+            return
         if "://" in core or core[:4].lower() == "www." or "@" in core[1:-1]:
             self._add_address(core)
         elif (number := _NUMBER.fullmatch(core)) is not None and _is_unit(number[2]):
             self._add_number(number[1], number[2], labelled=labelled or core[0] == "#")
+        elif _CLAUSE.fullmatch(core):
+            self.identifiers.add(_joined(core))
         elif _LANGUAGE.fullmatch(core):
             self.identifiers.add(core.lower())
         elif _PATH.match(core) or (_CODE_SIGNS.search(core) and any(map(str.isalnum, core))):
@@ -277,7 +302,9 @@ class _Parts:
         elif not any(map(str.isdigit, core)):
             dotted = _DOTTED.fullmatch(core) and max(map(len, core.split("."))) > 2
             capital = len(core) == 1 and core.isupper() and core != "I"
-            if capital or dotted or ("." not in core and "-" not in core and _CAMEL.search(core)):
+            if dotted:
+                self.dotted.add(_joined(core))
+            elif capital or ("." not in core and "-" not in core and _CAMEL.search(core)):
                 self.identifiers.add(_singular(_joined(core)))
         else:
             pieces = _SEPARATORS.split(core)
@@ -332,6 +359,8 @@ def parts_difference(mine: ExactParts, other: ExactParts) -> Refusal | None:
         return Refusal.CODE
     if mine.operators - other.operators and other.operators - mine.operators:
         return Refusal.CODE
+    if mine.dotted != other.dotted and _lacks_dotted(mine, other) and _lacks_dotted(other, mine):
+        return Refusal.IDENTIFIER
     if mine.identifiers != other.identifiers and _lacks_name(mine, other) and _lacks_name(other, mine):
         return Refusal.IDENTIFIER
     return None
@@ -384,7 +413,15 @@ def counts_otherwise(mine: ExactParts, other: ExactParts) -> bool:
 
 def is_number(word: str) -> bool:
     """Return whether the word has a digit, or is a number. `word`: in lower case."""
-    return word in _WORDS or word in _COMPOUND or _has_digit(word) or word.upper() in _ROMAN
+    return word in WORDS_OF_NUMBERS or word in _COMPOUND or _has_digit(word) or word.upper() in _ROMAN
+
+
+def numbers_in_words(words: Set[str]) -> frozenset[str] | None:
+    """Return the digits of the numbers among words in lower case. None: one of them has several words, or a sign."""
+    numbers = list(filter(is_number, words))
+    if not _COMPOUND.isdisjoint(numbers) or not all(word in WORDS_OF_NUMBERS or word.isdecimal() for word in numbers):
+        return None
+    return frozenset([_VALUES.get(word, word) for word in numbers])
 
 
 def _lacks_code(mine: ExactParts, other: ExactParts) -> bool:
@@ -392,7 +429,19 @@ def _lacks_code(mine: ExactParts, other: ExactParts) -> bool:
 
 
 def _lacks_name(mine: ExactParts, other: ExactParts) -> bool:
-    return any(not _is_written(part, other.runs) for part in mine.identifiers - other.identifiers)
+    return any(
+        not _is_written(part, other.runs) or _is_longer_in(part, other.identifiers)
+        for part in mine.identifiers - other.identifiers
+    )
+
+
+def _lacks_dotted(mine: ExactParts, other: ExactParts) -> bool:
+    return any(not _is_written(part, other.runs, plural="") for part in mine.dotted - other.dotted)
+
+
+def _is_longer_in(name: str, others: Set[str]) -> bool:
+    """Return whether one of `others` continues a name of letters and digits without a sign: H2O and H2O2."""
+    return _is_mixed(name) and any(other.startswith(name) for other in others)
 
 
 def _lacks_number(mine: ExactParts, other: ExactParts) -> bool:
@@ -413,7 +462,7 @@ def _contains_whole(part: str, text: str) -> bool:
     return False
 
 
-def _is_written(key: str, runs: tuple[str, ...]) -> bool:
+def _is_written(key: str, runs: tuple[str, ...], plural: str = "s") -> bool:
     """Return whether adjacent runs join to the key, which may have lost its plural."""
     for start, run in enumerate(runs):
         if run[0] != key[0]:
@@ -422,7 +471,7 @@ def _is_written(key: str, runs: tuple[str, ...]) -> bool:
         while len(joined) < len(key) and key.startswith(joined) and at + 1 < len(runs):
             at += 1
             joined += runs[at]
-        if joined in (key, f"{key}s"):
+        if joined in (key, f"{key}{plural}"):
             return True
     return False
 

@@ -94,8 +94,26 @@ _FURTHER = (
     "exported imported|exporting importing|uploaded downloaded|uploading downloading|loved hated|"
     "accepted rejected|pushed pulled|shown hidden|ascend descend|"
     "until since|till since|plus times|minus times|sum product|sum difference|product quotient|add subtract|"
+    "and or|and but|or but|and with|or with|for against|in out|into out|onto off|to through|all some|all none|all no|"
+    "all most|most few|most some|some none|some no|any no|every no|enough more|both either|both neither|either neither|"
+    "must may|must can|must should|must might|my your|my his|my her|my their|my this|our their|his their|her their|"
+    "how why|how when|when why|when where|when who|where who|where why|who why|half quarter|hundred thousand|"
+    "hundred million|thousand million|million billion|single double|double triple|single triple|once twice|"
+    "twice thrice|once thrice|greater less|greater smaller|equal unequal|"
     "addition subtraction|multiply divide|multiplied divided|multiplication division|numerator denominator"
 )
+
+# Words that relate a thing to a time or a place, each with those that may stand in its place. The neutral ones exclude
+# none of each other: people say "in the weekend" and "on the weekend".
+_RELATIONS = {
+    group.split()[0]: frozenset(group.split()[1:])
+    for group in groups(
+        "before|after|during in on at|until till to|till until to|since from|into in to|onto on to|under below beneath|"
+        "below under beneath|beneath under below|over above on|above over on|beside by at|behind|between of|inside in "
+        "within|within in inside|outside|without|via through by with|against|despite|except but|across in over"
+    )
+}
+_NEUTRAL = frozenset(("in", "on", "at", "of", "for", "to", "from", "by", "with", "through", "about", "near"))
 
 _EXCLUSIVE = _symmetric([*_PAIRS, *(group.split() for group in groups(_FURTHER))])
 
@@ -124,6 +142,8 @@ CALENDAR = by_first_word(
 )
 
 
+_LIGHT = frozenset(("of", "the", "a", "an", "is", "are"))
+
 # Units and days that a text can also mean otherwise: I'm, a bar, a degree in law, I am, to fall, the last of several.
 _AMBIGUOUS = frozenset(
     ("m", "l", "g", "bar", "degree", "degrees", "next", "last", "previous", "may_", "march", "am", "ad", "fall")
@@ -133,13 +153,23 @@ _AMBIGUOUS = frozenset(
 def exclude(mine: Collection[str], other: Collection[str]) -> bool:
     """Return whether words that only one of two texts has, at most two each, ask for other things than the other's.
 
-    Each word needs its opposite, another unit, or another part of the calendar on the other side.
+    Each word needs its opposite, another unit, or another part of the calendar on the other side. Articles and the like
+    do not count.
     """
+    if len(mine) != len(other):
+        mine, other = frozenset(mine) - _LIGHT, frozenset(other) - _LIGHT
     return 0 < len(mine) == len(other) <= 2 and all(any(_excludes(a, b) for b in other) for a in mine)
 
 
+def _relates_otherwise(a: str, b: str) -> bool:
+    """Return whether `a` relates things in a way for which `b` is no other word."""
+    return (
+        a in _RELATIONS and b not in _RELATIONS[a] and (b in _NEUTRAL or (b in _RELATIONS and a not in _RELATIONS[b]))
+    )
+
+
 def _excludes(a: str, b: str) -> bool:
-    if b in _EXCLUSIVE.get(a, ()):
+    if b in _EXCLUSIVE.get(a, ()) or _relates_otherwise(a, b) or _relates_otherwise(b, a):
         return True
     if a in _AMBIGUOUS or b in _AMBIGUOUS:
         return False

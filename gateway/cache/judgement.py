@@ -9,11 +9,11 @@ from gateway.cache.decoys import Decoys
 from gateway.cache.exact_parts import differs_unseen
 from gateway.cache.feedback import Counterexamples, Relation, relation_of
 from gateway.cache.load_level import MAX_SECOND_OPINIONS, EncoderLoad
+from gateway.cache.spelling import spelling_veto
 from gateway.cache.templates import VaryingParts, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import EmbedderUnavailable
-from gateway.long_questions import fold_spaces
 from gateway.messages import Embedding, Entry, Refusal
 from gateway.ports import (
     VERBATIM,
@@ -25,6 +25,7 @@ from gateway.ports import (
     StoredCandidate,
     Verifier,
 )
+from gateway.text_forms import fold_spaces
 
 # Neighbours that are read from the store. The right one is nearly always the first.
 MAX_CANDIDATES = 4
@@ -259,7 +260,10 @@ class CandidateScorer:
 
     def _opinions(self, question: str, neighbours: Sequence[NeighbourEntry]) -> Sequence[Opinion]:
         if self._is_similarity_only:
-            return [Opinion(similarity, similarity) for _, similarity in neighbours]
+            return [
+                Opinion(similarity, similarity, veto=spelling_veto(question, entry.question or ""))
+                for entry, similarity in neighbours
+            ]
         candidates = [StoredCandidate(entry.question or "", similarity) for entry, similarity in neighbours]
         return [
             VERBATIM if is_verbatim(question, candidate.question) else opinion

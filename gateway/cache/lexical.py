@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gateway.cache.commands import PLAIN_SIGNS, TRIGGERS, Command, command_in, may_have_command
+from gateway.cache.commands import differ as have_other_commands
 from gateway.cache.exact_parts import (
+    WORDS_OF_NUMBERS,
     ExactParts,
     counts_otherwise,
     differs_in_sign,
     have_other_amounts,
     have_other_numbers,
     is_number,
+    numbers_in_words,
     parts_difference,
     read_parts,
 )
 from gateway.cache.exclusive_words import COMMON_OPPOSITES, exclude
 from gateway.cache.instructions import COURTESY, WORDS, instructions_in, remark_of
+from gateway.cache.quantities import have_other_units
+from gateway.cache.spelling_words import TOLD_APART
 from gateway.messages import Refusal
 
 # Patterns run only where they can match.
@@ -174,6 +180,18 @@ _ENDS = re.compile(r"[.!?:\n]")
 _FIRST_PERSON = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
 
 
+# What negates the word behind it: English, German, French, Spanish and Portuguese, Italian, Polish and Russian.
+_NEGATING_PREFIXES = (
+    "un", "in", "im", "il", "ir", "dis", "non", "mis", "anti", "de", "des", "d\u00e9s", "d\u00e9", "m\u00e9", "miss",
+    "ent", "nie", "bez", "\u043d\u0435", "\u0431\u0435\u0437", "\u0431\u0435\u0441", "\u0430\u043d\u0442\u0438",
+)  # fmt: skip
+# By the first two letters of a word. The Greek "a" is one of a letter: "asymmetric", "atypical", "asexual".
+_PREFIXES_BY_START = {
+    start: tuple(prefix for prefix in _NEGATING_PREFIXES if prefix.startswith(start))
+    for start in {prefix[:2] for prefix in _NEGATING_PREFIXES}
+} | dict.fromkeys(("as", "at", "am", "ap"), ("a",))
+
+
 @dataclass(slots=True)
 class Lexical:
     """The features of one text that the checks use."""
@@ -191,6 +209,8 @@ class Lexical:
     plain: str  # the whole text in lower case, with single spaces
     clues: LexicalClues | None
     exact: ExactParts | None  # numbers, identifiers and code
+    command: Command | None  # of a shell
+    is_told_apart: bool  # it has a word whose case is compared in every text
 
 
 def read(text: str) -> Lexical:
@@ -201,6 +221,8 @@ def read(text: str) -> Lexical:
     clues = clues_of(text, plainly, vocabulary)
     directions = [matches for pattern in (_DIRECTION, _TO, _THAN) for matches in pattern.matches(text, clues)]
     remark = remark_of(plainly)
+    has_signs = clues is None or not clues.signs <= PLAIN_SIGNS
+    hints_at_command = has_signs and may_have_command(plainly)
     return Lexical(
         words=words,
         vocabulary=vocabulary,
@@ -215,6 +237,8 @@ def read(text: str) -> Lexical:
         plain=plainly,
         clues=clues,
         exact=read_parts(text, vocabulary, frozenset(text) if clues is None else clues.signs),
+        command=command_in(text) if hints_at_command or not TRIGGERS.isdisjoint(vocabulary) else None,
+        is_told_apart=not TOLD_APART.isdisjoint(vocabulary),
     )
 
 
@@ -315,29 +339,96 @@ _NOT = ("n't", "n\u2019t")  # the end of a negated verb
 def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
     """Return a difference after which no score may serve the answer; None: there is none.
 
-    Two texts with other instructions to the model, other identifiers or other code ask for other things, whatever their
-    similarity. So do texts that are nearly equal and have other numbers, or differ in a negation, a word and its
-    opposite, or a direction. The check is precise rather than complete: fewer than 1 % of the questions that people ask
-    in other words are refused.
+    Two texts with other instructions to the model, other identifiers, commands or code ask for other things, whatever
+    their similarity. So do texts with one number in two units, or with a word and the same word negated.
+
+    Texts that are nearly equal ask for other things, too, if they have other numbers. The same holds for a negation, a
+    word and its opposite, and a direction. The check is precise rather than complete: fewer than 1 % of the questions
+    that people ask in other words are refused.
     """
     if _instructs_otherwise(mine, other):
         return Refusal.INSTRUCTION
+    if mine.command is not other.command and have_other_commands(mine.command, other.command):
+        return Refusal.COMMAND
     only_mine, only_other = mine.vocabulary - other.vocabulary, other.vocabulary - mine.vocabulary
     if mine.exact is not None and other.exact is not None:
-        found = parts_difference(mine.exact, other.exact)
+        found = _exact_difference(mine, other, only_mine, only_other)
         if found is not None:
             return found
-        if _uses_numbers_otherwise(mine, other, only_mine, only_other):
-            return Refusal.NUMBERS
+    for word in only_mine | only_other:  # as no text has many such words, and a call would cost more
+        if (word[:2] in _PREFIXES_BY_START or word[-4:] == "less") and _is_negated(word, mine, other):
+            return Refusal.NEGATION
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None
+    return _small_difference(mine, other, only_mine, only_other)
+
+
+def _exact_difference(
+    mine: Lexical, other: Lexical, only_mine: frozenset[str], only_other: frozenset[str]
+) -> Refusal | None:
+    """Return the difference between the numbers, identifiers and code of two texts that both have some."""
+    if mine.exact is None or other.exact is None:
+        return None
+    found = parts_difference(mine.exact, other.exact)
+    if found is not None:
+        return found
+    if _uses_numbers_otherwise(mine, other, only_mine, only_other) or _names_another_number(only_mine, only_other):
+        return Refusal.NUMBERS
+    if mine.numbers.isdisjoint(other.numbers):
+        return None
+    return Refusal.UNITS if have_other_units(mine.exact.quantities, other.exact.quantities) else None
+
+
+def _small_difference(
+    mine: Lexical, other: Lexical, only_mine: frozenset[str], only_other: frozenset[str]
+) -> Refusal | None:
+    """Return the difference of two texts that share nearly all words. `only_mine`: words that `other` lacks."""
     if mine.negations % 2 != other.negations % 2 and all(map(_is_negation, only_mine | only_other)):
         return Refusal.NEGATION
-    if exclude(only_mine, only_other):
+    differing = only_mine | only_other
+    if "non" in differing and not any(word != "non" and word.startswith("non") for word in differing):
+        return Refusal.NEGATION
+    if "free" in differing and ("-free" in mine.plain or "-free" in other.plain):
+        return Refusal.NEGATION
+    if exclude(only_mine, only_other) or _exchange(mine.words, other.words):
         return Refusal.ANTONYM
+    if _variables(mine) != _variables(other) and _variables(mine) and _variables(other):
+        return Refusal.CODE
     if mine.vocabulary == other.vocabulary and _has_reversed_direction(mine, other):
         return Refusal.DIRECTION
     return None
+
+
+LEAST_NEGATED = 4  # letters of a word with a negating prefix; "to" and "into" are no such pair
+LEAST_BEHIND_A = 6  # letters behind the Greek prefix: "symmetric", and not "way" and "away"
+
+
+def _is_negated(word: str, mine: Lexical, other: Lexical) -> bool:
+    """Return whether a word of one text is one of the other with a prefix or an ending that negates it.
+
+    A further negation would make up for it: "not happy", "unhappy".
+    """
+    if mine.negations % 2 != other.negations % 2:
+        return False
+    has, lacks = (mine, other) if word in mine.vocabulary else (other, mine)
+    others = lacks.vocabulary - has.vocabulary
+    for prefix in _PREFIXES_BY_START.get(word[:2], ()):
+        stem = word.removeprefix(prefix)
+        least = LEAST_NEGATED if len(prefix) > 1 else LEAST_BEHIND_A
+        if stem in others and least <= len(stem) < len(word) and prefix not in others:
+            return True
+    return word.endswith("less") and len(others) <= MAX_DIFFERING and f"{word[:-4]}ful" in others
+
+
+def _names_another_number(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:
+    """Return whether two texts that are nearly equal have other numbers: "one pill", "two pills".
+
+    "one" counts here, where another number stands in its place.
+    """
+    if len(only_mine) + len(only_other) > MAX_OTHER_WORDS or WORDS_OF_NUMBERS.isdisjoint(only_mine | only_other):
+        return False
+    mine, other = numbers_in_words(only_mine), numbers_in_words(only_other)
+    return mine is not None and other is not None and bool(mine) and bool(other) and mine.isdisjoint(other)
 
 
 def _uses_numbers_otherwise(
@@ -356,6 +447,25 @@ def _uses_numbers_otherwise(
         return True
     close = not each_has_another or len(only_mine) + len(only_other) <= MAX_OTHER_WORDS
     return close and have_other_amounts(a, b)
+
+
+_LETTERS_AND_WORDS = frozenset(("a", "i", "o", "s", "t", "u"))  # also words, or ends of words
+
+
+def _exchange(a: Sequence[str], b: Sequence[str]) -> bool:
+    """Return whether two texts differ in one word, by one that excludes it.
+
+    Each may also have the other's word elsewhere: "a visa to travel to Peru", "a visa to travel from Peru".
+    """
+    if len(a) != len(b):
+        return False
+    differing = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+    return len(differing) == 1 and exclude(*({word} for word in differing[0]))
+
+
+def _variables(text: Lexical) -> list[str]:
+    """Return the single letters of a text in their order: "x ? y : z" is not "x ? z : y"."""
+    return [word for word in text.words if len(word) == 1 and word.isalpha() and word not in _LETTERS_AND_WORDS]
 
 
 def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:

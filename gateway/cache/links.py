@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.feedback import digest_of
-from gateway.long_questions import fold_spaces
 from gateway.ports import MAX_LINKS
+from gateway.text_forms import fold_spaces
 
 # A question by chance gets the same short answer as another one, such as "Yes". The two are linked only if the verifier
 # or the route's labels gave the pair at least this probability.

@@ -31,7 +31,7 @@ class VaryingParts:
 
     @property
     def is_same(self) -> bool:
-        return self.query.casefold() == self.stored.casefold()
+        return self.query.lower() == self.stored.lower()
 
 
 def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> VaryingParts | None:
@@ -98,8 +98,8 @@ def is_framed(query: str, stored: str, neighbours: Sequence[str]) -> bool:
 
 
 def _folded(text: str) -> list[str]:
-    """Return the words in lower case."""
-    return text.lower().split() if text.isascii() else [word.casefold() for word in text.split()]
+    """Return the words in lower case. `casefold` would make one word of the German "Ma\u00dfe" and "Masse"."""
+    return text.lower().split()
 
 
 def _shared(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:

@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.cache.lexical import Lexical, difference, differences, hard_difference, read, read_stored
+from gateway.cache.spelling import SAME, compare_read
 from gateway.cache.verifiers import FLOOR, WEIGHTS, load_calibration
 from gateway.messages import Refusal
 from gateway.ports import Opinion, StoredCandidate
 
 
-def _veto(asked: Lexical, stored: Lexical) -> Refusal | None:
-    return difference(asked, stored) or hard_difference(asked, stored)
+def _veto(question: str, stored: str, asked: Lexical, other: Lexical) -> Refusal | None:
+    spelling = compare_read(question, asked, stored, other)
+    if spelling is SAME:
+        return None
+    return spelling or difference(asked, other) or hard_difference(asked, other)
 
 
 class ThresholdVerifier:
@@ -31,7 +35,11 @@ class ThresholdVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         asked = read(question)
         return [
-            Opinion(c.similarity, self.probability(c.similarity), veto=_veto(asked, read_stored(c.question)))
+            Opinion(
+                c.similarity,
+                self.probability(c.similarity),
+                veto=_veto(question, c.question, asked, read_stored(c.question)),
+            )
             for c in candidates
         ]
 

@@ -23,6 +23,7 @@ from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, re
 from gateway.cache.forest import Forest, from_arrays
 from gateway.cache.languages import reads
 from gateway.cache.pair_queue import PairQueue
+from gateway.cache.spelling import SAME, compare_read
 from gateway.cache.threshold.ledger import BANDS
 from gateway.errors import ModelUnavailable
 from gateway.messages import Refusal
@@ -103,9 +104,6 @@ WORDING_FROM = 0.4  # share of words; .4 to .6 differ little on the calibration 
 # Spanish the wordings with one harmful change are closer than free wordings of the same question.
 FOREIGN = 2.0
 LANGUAGES_KEPT = 4096  # questions whose language is remembered
-
-END_MARKS = " .?!"
-SAME_PROSE_FROM = 0.98  # similarity below which two texts are not compared as the same prose
 
 TRAINED = WeightFiles("verifier", "the verifier's weights")
 
@@ -210,11 +208,6 @@ def _is_foreign(question: str, candidate: StoredCandidate) -> bool:
     return not (_reads(question) and _reads(candidate.question))
 
 
-def _is_same_prose(a: str, b: str) -> bool:
-    """Return whether two texts differ only in case, spaces and the marks at their end."""
-    return a.casefold().rstrip(END_MARKS).split() == b.casefold().rstrip(END_MARKS).split()
-
-
 class LearnedVerifier:
     """The learned verifier. It implements `Verifier`."""
 
@@ -229,15 +222,17 @@ class LearnedVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, readings = read(question), [read_stored(candidate.question) for candidate in candidates]
         compared = self._doubts_and_overlaps(mine, question, readings, [candidate.question for candidate in candidates])
-        found = list[Opinion]()
+        found, is_foreign = list[Opinion](), not _reads(question)
         for candidate, other, (doubt, words_shared) in zip(candidates, readings, compared, strict=True):
             log_odds = self.weights.first.log_odds(candidate.similarity, doubt)
-            if _is_foreign(question, candidate):
+            spelling = compare_read(question, mine.checks, candidate.question, other.checks)
+            if spelling is SAME:
+                found.append(self.opinion(TOP, None, None, doubt, words_shared))
+                continue
+            if is_foreign or not _reads(candidate.question):
                 log_odds -= FOREIGN
-            if candidate.similarity >= SAME_PROSE_FROM and _is_same_prose(question, candidate.question):
-                log_odds = TOP  # the embedding model ignores case, and so does the question unless it holds code
             rule = lexical.difference(mine.checks, other.checks)
-            hard = lexical.hard_difference(mine.checks, other.checks)
+            hard = spelling or lexical.hard_difference(mine.checks, other.checks)
             found.append(self.opinion(log_odds, rule, hard, doubt, words_shared))
         return found
 

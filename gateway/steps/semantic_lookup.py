@@ -23,7 +23,6 @@ from gateway.config.policy.model import AdmissionRules, Semantic
 from gateway.context import RequestContext
 from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.errors import StoreUnavailable
-from gateway.long_questions import fold_spaces
 from gateway.messages import (
     NO_DIRECTIVES,
     Basis,
@@ -38,6 +37,7 @@ from gateway.messages import (
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
+from gateway.text_forms import fold_spaces
 from gateway.trust import same_writer
 
 LOG = logging.getLogger("nearhit.semantic")

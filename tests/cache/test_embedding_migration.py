@@ -81,7 +81,7 @@ def is_miss(answer: Answer) -> bool:
 
 
 def alike(question: str) -> str:
-    return question.capitalize() + "?"
+    return question[0].upper() + question[1:] + "?"
 
 
 def before_each(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], Awaitable[None]]) -> pytest.MonkeyPatch:

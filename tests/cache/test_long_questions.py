@@ -14,8 +14,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.long_questions import MAX_FOCUS, MAX_READ, MAX_WHOLE, asking_part, fold_forms, fold_spaces, split_question
+from gateway.long_questions import MAX_FOCUS, MAX_READ, MAX_WHOLE, asking_part, split_question
 from gateway.messages import Bypass, Decisive
+from gateway.text_forms import fold_forms, fold_spaces
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of
 
@@ -297,5 +298,5 @@ def test_splitting_a_hostile_text_takes_no_longer_than_its_length(unit: str) -> 
 
 def test_other_forms_of_letters_and_digits_are_written_plainly() -> None:
     wide = "\uff28\uff4f\uff57 \uff4d\uff41\uff4e\uff59 o\ufb03ces in \uff12\uff10\uff12\uff11\uff1f"
-    assert Decisive(b"", b"", wide).focus == "How many offices in 2021\uff1f"
-    assert fold_forms("x\u00b2 caf\u00e9 \u4f60\u597d\uff1f") == "x\u00b2 caf\u00e9 \u4f60\u597d\uff1f"
+    assert Decisive(b"", b"", wide).focus == "How many offices in 2021?"
+    assert fold_forms("x\u00b2 caf\u00e9 \u4f60\u597d") == "x\u00b2 caf\u00e9 \u4f60\u597d"

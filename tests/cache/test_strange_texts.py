@@ -21,8 +21,9 @@ from gateway.cache.personal_data import find
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.verifiers import LearnedVerifier, load_weights
-from gateway.long_questions import fold_forms, split_question
+from gateway.long_questions import split_question
 from gateway.ports import Acceptance, StoredCandidate
+from gateway.text_forms import fold_forms
 from tests.fixtures.entries import entry_of
 
 PAIRS, LONG = 5_000, 20_000  # in each run; with `--hypothesis-profile=long`

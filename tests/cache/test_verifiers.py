@@ -182,7 +182,7 @@ def test_beyond_the_top_every_score_is_1() -> None:
 
 
 def test_the_first_opinion_weighs_similarity_and_doubt() -> None:
-    (same,) = WEIGHED.opinions("How do I reset it?", [StoredCandidate("How do  I reset it?", 0.9)])
+    (same,) = WEIGHED.opinions("How do I reset it?", [StoredCandidate("How do I\nreset it?", 0.9)])
     assert same.score == pytest.approx(score_of(-8.0 + 12.0 * 0.9))
     (other,) = WEIGHED.opinions("Who won in 2021?", [StoredCandidate("Who won in 2022?", 0.9)])
     assert other.score == pytest.approx(score_of(-8.0 + 12.0 * 0.9 - 3.0)), "a named difference is full doubt"
