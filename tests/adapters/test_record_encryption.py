@@ -111,6 +111,10 @@ async def test_no_plain_text_is_on_disk_after_a_run(tmp_path: Path) -> None:
         assert SECRET_TEXT.encode() in bytes_of(tmp_path)
         summary = await rekey_of(sealing).run()
         assert (summary.rewritten, summary.notes) == (1, [])
+        (former,) = sealing.names.former
+        await sealing.send("ZADD", former.list_keys[0], 4e9, "a")
+        (note,) = (await rekey_of(sealing).run()).notes
+        assert note.startswith("not reached: 1 records with the names of a former version")
         assert SECRET_TEXT.encode() not in bytes_of(tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import msgpack
 import numpy as np
@@ -50,6 +50,15 @@ CONDITIONS = st.builds(
 BANS = st.builds(
     Ban, id=st.uuids().map(str), at=TIMES, expires_at=st.integers(1, 400).map(lambda i: NOW + i), conditions=CONDITIONS
 )
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(BanConditions) if field.name != "near"])
+def test_no_condition_of_a_ban_is_missing_from_its_record(name: str) -> None:
+    """Else another gateway would remove more than the operator meant, or nothing."""
+    value: object = {"tags": frozenset("a"), "subjects": frozenset("a"), "before": 1.0}.get(name, "a")
+    ban = Ban("1", 2.0, 3.0, BanConditions(**{name: value}), erasure=True, records=4)  # type: ignore[arg-type]
+    read = decode(encode(ban), 0.0)
+    assert (read, read.records, read.erasure) == (ban, 4, True)
 
 
 def ban_of(at: float = NOW, **conditions: object) -> Ban:
