@@ -90,7 +90,7 @@ MAX_NODES = 20_000  # objects and arrays of a body that are visited
 MAX_COMMAS = 2 * MAX_NODES  # a body with more values is not read for ids
 MAX_JSON_BYTES = 1024 * 1024  # a longer body is not read for ids
 
-OWN_ID = re.compile(rb'"id"\s*:\s*"([!-\[\]-~]{1,256})"')
+OWN_ID = re.compile(rb'"id"\s*:\s*"([!#-\[\]-~]{1,256})"')
 HEAD_BYTES = 1024
 
 # Keys that end like those of ids, but name no resource of a backend.
