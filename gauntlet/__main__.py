@@ -29,6 +29,7 @@ from gauntlet import (
     slow_handshakes,
     smuggling,
     soak,
+    spending,
     store_faults,
     unread_answers,
 )
@@ -53,6 +54,7 @@ PARTS: tuple[Part, ...] = (
     killed_workers.PART,
     hanging_webhooks.PART,
     clock_shifts.PART,
+    spending.PART,
     erasures.PART,
     short_answers.PART,
     soak.PART,

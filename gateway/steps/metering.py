@@ -61,7 +61,7 @@ class MeteredCall:
 
     @property
     def kind(self) -> str:
-        return f"{self.operation.name}\n{self.model}"
+        return f"{self.operation.name if self.call is None else self.call.operation}\n{self.model}"
 
 
 @dataclass(frozen=True, slots=True)
