@@ -160,8 +160,7 @@ class RequestContext:
         self.model = ""
         self.credentials: Credentials = NONE_SHOWN  # until a step has read them from its head
         self.tenant = tenant
-        # The party that limits and shares of a backend count for: the tenant that the client's first key alone would
-        # be. A header beside the key makes another tenant, and a client can send any.
+        # The party that limits and shares of a backend count for: see `gateway.credentials.Credentials`.
         self.account = tenant
         self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived

@@ -96,8 +96,8 @@ class Credentials:
     """`Credentials` are all that a request shows of its client.
 
     `tenant`: a hash of all that counts, because the gateway cannot know which of it the backend uses. `account`: the
-    tenant that its first key alone would be, so that no second header evades a limit. `names`: of the headers that
-    count.
+    tenant that its first key alone would be; without a key, that of all clients that show nothing. Backends check keys,
+    and a client can send any cookie or second header, which must evade no limit. `names`: of the headers that count.
     """
 
     key: str | None
@@ -167,7 +167,11 @@ class CredentialRules:
         """Return what a request shows. A key in the query counts if no header has one: the query itself is a part of
         every cache key."""
         shown = [(sign, name.lower(), value) for name, value in headers.items() if (sign := self.sign_of(name))]
-        keys = [(name, found) for sign, name, value in shown if sign is Sign.KEY and (found := bare(value))]
+        keys = [
+            (name, found)
+            for sign, name, value in shown
+            if sign is Sign.KEY and (found := personal(value) if name == "cookie" else bare(value))
+        ]
         if PROTOCOLS in headers:
             keys += [(PROTOCOLS, found) for found in keys_in_protocols(headers[PROTOCOLS])]
         if not keys and query:
@@ -185,7 +189,7 @@ class CredentialRules:
         lines = [f"{name}: {value}" for name, value in (*keys, *sorted(counted))]
         tenant = _hashed(key if key is not None and len(lines) == 1 else "\n".join(lines))
         names = tuple(dict.fromkeys(name for name, _ in (*keys, *counted)))
-        return Credentials(key, tenant, tenant if key is None else _hashed(key), names, self)
+        return Credentials(key, tenant, ANONYMOUS if key is None else _hashed(key), names, self)
 
     def without_secrets(self, query: str) -> str:
         """Return a query without the parameters that carry a key."""

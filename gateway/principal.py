@@ -50,6 +50,8 @@ ABOUT = ("/v1/models", "/v2/health")
 
 # A job names the key of its client in a header that no client can send: no header name begins with a colon on any wire.
 HEADER = ":nearhit-key"
+# The same for the party that its limits count for, where that is not its tenant: `RequestContext.account`.
+ACCOUNT = ":nearhit-account"
 
 
 @dataclass(frozen=True, slots=True)

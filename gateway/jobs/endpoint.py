@@ -37,7 +37,7 @@ from gateway.jobs.submission import (
 from gateway.jobs.workers import JobWorkers
 from gateway.messages import Bypass, Event, EventStream, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.principal import HEADER
+from gateway.principal import ACCOUNT, HEADER
 from gateway.streams import ClosingStream
 from gateway.subjects import SubjectsOf, body_user
 
@@ -236,9 +236,10 @@ class JobEndpoint:
 
 
 def key_header(request: RequestContext) -> tuple[tuple[str, str], ...]:
-    """Return the header by which a running job counts against its client's key."""
+    """Return the headers by which a running job counts against its client's key and account."""
     permit = request.permit
-    return () if permit is None or not permit.id else ((HEADER, permit.id),)
+    key = () if permit is None or not permit.id else ((HEADER, permit.id),)
+    return key if request.account == request.tenant else (*key, (ACCOUNT, request.account))
 
 
 def subjects_of_job(subjects_of: SubjectsOf | None, body: bytes, request: RequestContext) -> tuple[str, ...]:

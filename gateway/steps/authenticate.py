@@ -13,7 +13,7 @@ from gateway.credentials import ANONYMOUS, CredentialRules, Credentials
 from gateway.errors import TooManyAuthFailures, Unauthorized
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
-from gateway.principal import HEADER, Principal
+from gateway.principal import ACCOUNT, HEADER, Principal
 from gateway.steps.key_cache import KeyCache, LookupResult
 from gateway.steps.shared_tenants import AnonymousHits, TenantsOfKeys
 
@@ -162,6 +162,7 @@ class JobAuth:
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         credentials_of(request, self._rules)
+        request.account = request.headers.get(ACCOUNT, request.tenant)
         identity = request.headers.get(HEADER)
         return self._inner(request) if identity is None else self._look_up(request, identity)
 

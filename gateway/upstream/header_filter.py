@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.credentials import CredentialRules
 from gateway.dialects.anthropic import VERSION
-from gateway.principal import HEADER
+from gateway.principal import ACCOUNT, HEADER
 
 # For responses that an adapter makes itself.
 JSON = (("Content-Type", "application/json"),)
@@ -32,7 +32,7 @@ HOP_BY_HOP = frozenset(
 FRAMING = frozenset({"content-length", "host", "expect"})
 # Only the gateway reads these. Cache-Control is forwarded, because further caches in the chain need it.
 GATEWAY_REQUEST_HEADERS = frozenset(
-    {"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream", HEADER}
+    {"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream", HEADER, ACCOUNT}
 )
 # Only the gateway itself sets these. An upstream's own (another nearhit, say) must not look like ours.
 GATEWAY_RESPONSE_HEADERS = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})

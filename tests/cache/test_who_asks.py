@@ -14,6 +14,7 @@ from aiohttp import web
 from tests.fixtures.gateways import BOTH_CACHES, LOOSE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
+from tests.jobs.asking import over, submit
 
 KEYS = (
     "X-Litellm-Key", "apikey", "x-portkey-api-key", "cf-aig-authorization", "X-Forwarded-Authorization",
@@ -132,6 +133,34 @@ async def test_what_stands_beside_a_key_evades_no_limit(upstream: Upstream, tmp_
         ]
         assert statuses == [200, 200, 429, 429]
         assert (await served.chat("number 9", headers={"Authorization": "Bearer bob"})).status == 200
+
+
+@pytest.mark.parametrize("name", ["Cookie", "X-Forwarded-User", "OpenAI-Organization"])
+async def test_what_nobody_checks_evades_no_limit(upstream: Upstream, tmp_path: Path, name: str) -> None:
+    async with gateway_of(config_of(tmp_path, of(upstream)), LIMITED) as served:
+        statuses = [(await served.chat(f"number {n}", headers={name: f"n{n}=v{n}"})).status for n in range(3)]
+        assert statuses == [200, 200, 429]
+
+
+async def test_cookies_that_the_backend_checks_can_be_keys(upstream: Upstream, tmp_path: Path) -> None:
+    auth = {"credential_headers": ["cookie"]}
+    async with gateway_of(config_of(tmp_path, of(upstream), auth=auth), LIMITED) as served:
+        for session in ("a", "b"):
+            for number in range(4):
+                cookies = {"Cookie": f"AWSALB=r{number}; session={session}"}
+                await served.chat("what is it", headers=cookies)
+                status = (await served.chat(f"number {number}", headers=cookies)).status
+            assert status == 429
+    assert len([call for call in upstream.chats if b"what is it" in call.body]) == 2
+
+
+async def test_a_job_counts_for_the_account_that_sent_it(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, of(upstream, api_key_env="OWN")), LIMITED, {"OWN": "k"}) as served:
+        for n in range(2):
+            who = {"Authorization": "Bearer ann", "X-Random-Token": f"{n}"}
+            assert (await over(served, await submit(served, f"number {n}", who), who))["response"]["status"] == 200
+        assert (await served.chat("number 3", headers={"Authorization": "Bearer ann"})).status == 429
+    assert not any(":nearhit" in name for call in upstream.calls for name in call.headers)
 
 
 async def test_an_answer_that_varies_by_a_cookie_is_stored_only_where_cookies_part_clients(
