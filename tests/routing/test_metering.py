@@ -407,3 +407,55 @@ async def test_calls_with_a_price_are_counted_without_limits(start: Start, upstr
         answers = [row.answer for row in rows]
         assert all(answer is not None and round(answer.dollars, 3) == 0.512 for answer in answers)
         assert all(answer is not None and answer.input_tokens == 7 for answer in answers)
+
+
+# Keys, MCP, and answers that come later
+
+
+async def test_keys_with_limits_pay_for_pictures_over_all_routes(upstream: Upstream, tmp_path: Path) -> None:
+    replies(upstream, PICTURE)
+    section = {"adapter": "openai", "url": upstream.url, "price": {"per_image": 0.04}}
+    config = config_of(tmp_path, {"main": section}, auth={"mode": "keys"})
+    async with gateway_of(config, NO_CACHE) as served:
+        key = {"name": "ci", "tenant": "acme", "limits": [{"cost": {"per_day": "0.2 USD"}}]}
+        async with served.session.post(served.admin_url + "/admin/keys", json=key) as made:
+            assert made.status == 200, await made.text()
+            headers = {"Authorization": f"Bearer {(await made.json())['key']}"}
+        burst = await asyncio.gather(*(served.post(*IMAGES, headers=headers) for _ in range(10)))
+        assert sorted(answer.status for answer in burst) == [200] * 2 + [429] * 8  # two pictures each
+        refused = await served.post("/v1/audio/speech", {"input": "hi"}, headers=headers)
+        assert (refused.status, "nothing meters" in refused.json["error"]["message"]) == (403, True)
+        assert (await served.get("/v1/models", headers)).status == 200
+
+
+def mcp(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_calls_of_tools_cost_what_their_price_says(start: Start, upstream: Upstream, streamed: bool) -> None:
+    result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "done"}]}}
+    if streamed:
+        replies(upstream, events(result), headers={"Content-Type": "text/event-stream"})
+    else:
+        replies(upstream, result)
+    url = upstream.url.removesuffix("/v1")
+    async with start("{cost: {per_day: 0.03 USD}}", {"per_call": 0.01}, adapter="mcp", url=url) as served:
+        headers = {"Accept": "application/json, text/event-stream"}
+        for method in ("initialize", "tools/list", "ping"):
+            assert (await served.post("/mcp", mcp(method), headers=headers)).status == 200
+        call = mcp("tools/call", name="f", arguments={})
+        assert [(await served.post("/mcp", call, headers=headers)).status for _ in range(5)] == [200] * 3 + [429] * 2
+        assert (await served.post("/mcp", mcp("tools/list"), headers=headers)).status == 200
+    async with start("{cost: {per_day: 0.03 USD}}", {}, adapter="mcp", url=url) as served:
+        assert (await served.post("/mcp", call, headers=headers)).status == 403
+        assert (await served.post("/mcp", mcp("initialize"), headers=headers)).status == 200
+
+
+async def test_an_answer_that_comes_later_counts_by_its_bound(start: Start, upstream: Upstream) -> None:
+    replies(upstream, {"id": "resp_1", "object": "response", "status": "queued", "output": [], "usage": None})
+    body = {"model": "m", "input": "x" * 40, "background": True, "max_output_tokens": 100}
+    async with start("{tokens: 300/day}") as served:
+        statuses = [(await served.post("/v1/responses", body)).status for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        assert tokens(served) == 330
