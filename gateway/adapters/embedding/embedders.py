@@ -196,7 +196,10 @@ class BatchingEmbedder:
         return await self._embed_when_idle([("", text) for text in texts], learning=True)
 
     async def embed_deferred(self, texts: Sequence[OwnedText]) -> list[Embedding]:
-        """Raise as `embed_idle`. It is work of requests, which share its results."""
+        """Raise as `embed_idle`, and at once while the encoder owes a late answer. It is work of requests, which share
+        its results."""
+        if self._timeouts:
+            raise EmbedderUnavailable(f"the embedder has not answered {self._timeouts} times in a row")
         known = {key: found for key in texts if (found := self._cache.get(key)) is not None}
         unknown = [key for key in dict.fromkeys(texts) if key not in known]
         known |= zip(unknown, await self._embed_when_idle(unknown, learning=False), strict=True)
