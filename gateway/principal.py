@@ -74,7 +74,9 @@ class Principal:
         if not self.models or (not models and _about(method, path)):
             return
         if not models:
-            raise Forbidden(f"this API key is for the models {_listed(self.models)}, and this request names none")
+            raise Forbidden(
+                f"this API key is for the models {_listed(self.models)}, and this request does not name the one it uses"
+            )
         for model in models:
             if not any(fnmatchcase(model, glob) for glob in self.models):
                 raise Forbidden(f"this API key is for the models {_listed(self.models)}, not for {model[:100]!r}")

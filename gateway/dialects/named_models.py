@@ -25,6 +25,17 @@ _IN_PATH = re.compile(
     r"/(?:deployments|engines)/([^/]+)/|/models?/([^/]+?)(?::(?:[a-z]+[A-Z][A-Za-z]*|predict))?(?:/|$)"
 )
 _BLANKS = b" \t\r\n"
+# Segments of paths to what belongs to an account, of OpenAI, Anthropic, Azure, Google and Mistral.
+RESOURCES = frozenset(
+    {
+        "agents", "assistants", "batches", "batch", "cachedcontents", "containers", "conversations", "corpora", "evals",
+        "files", "fine-tunes", "fine-tuning", "fine_tuning", "jobs", "libraries", "organization", "organizations",
+        "projects", "skills", "threads", "tunedmodels", "uploads", "upload", "vector_stores", "workspaces",
+    }
+)  # fmt: skip
+_MANAGES = re.compile(
+    r"/api/(?:delete|pull|push|copy|create|blobs/.*)|/v1/(?:responses|chat/completions|videos)/[^/]*_.*"
+)
 
 
 class BodyKind(Enum):
@@ -93,6 +104,16 @@ def models_named(method: str, path: str, query: str, in_body: str | None) -> tup
     in_path = "" if found is None else unquote(found[1] or found[2])
     in_query = _only(value for name, value in _pairs(query) if name == FIELD) if FIELD in query else None
     return tuple(dict.fromkeys(name for name in (in_path, in_body, in_query) if name))
+
+
+def uses_only_named(method: str, path: str) -> bool:
+    """Return whether a request without a dialect uses the models that it names, and nothing else.
+
+    Files, batches, threads and the like belong to the account of the backend, and may be of any model. A field `model`
+    beside them says nothing, and nor does one of a request that changes or removes something.
+    """
+    segments = {segment.lower() for segment in unquote(path).split("/")}
+    return method in ("GET", "POST") and RESOURCES.isdisjoint(segments) and not _MANAGES.fullmatch(path)
 
 
 class MultipartModel:

@@ -16,7 +16,7 @@ from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
-from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body
+from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, uses_only_named
 from gateway.errors import GatewayError, PayloadTooLarge
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.observability.telemetry import Telemetry
@@ -140,7 +140,8 @@ class ParseAndRoute:
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
         if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
-            request.permit.check_models(models, request.method, request.path)
+            is_told = call is not None or uses_only_named(request.method, request.path)
+            request.permit.check_models(models if is_told else (), request.method, request.path)
         route = find_route(request, call, models, table.policy)
         try:
             apply_route(request, call, route)

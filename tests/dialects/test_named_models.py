@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, models_named
+from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, models_named, uses_only_named
 from gateway.errors import BadRequest
 
 JSON, FORM, LINES = "application/json", "application/x-www-form-urlencoded", "application/x-ndjson"
@@ -104,6 +104,34 @@ def test_the_models_that_a_request_names(
     method: str, path: str, query: str, in_body: str | None, models: tuple[str, ...]
 ) -> None:
     assert models_named(method, path, query, in_body) == models
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("POST", "/v1/images/generations", True),
+        ("POST", "/v1/audio/transcriptions", True),
+        ("POST", "/v2/rerank", True),
+        ("POST", "/v1/responses/compact", True),
+        ("POST", "/v1/videos", True),
+        ("GET", "/v1/realtime", True),
+        ("POST", "/api/chat", True),
+        ("POST", "/openai/deployments/d/images/generations", True),
+        ("POST", "/v1/files", False),
+        ("POST", "/v1/%62atches", False),
+        ("POST", "/v1/FILES/x", False),
+        ("POST", "/openai/files", False),
+        ("POST", "/v1/messages/batches", False),
+        ("POST", "/v1/fine_tuning/jobs", False),
+        ("POST", "/v1/responses/resp_1/cancel", False),
+        ("POST", "/v1/videos/video_1/remix", False),
+        ("POST", "/api/pull", False),
+        ("DELETE", "/v1/models/m", False),
+        ("PUT", "/v1/images/generations", False),
+    ],
+)
+def test_a_model_beside_something_else_says_nothing(method: str, path: str, told: bool) -> None:
+    assert uses_only_named(method, path) == told
 
 
 def test_a_query_with_two_models_is_refused() -> None:

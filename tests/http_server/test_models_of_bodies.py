@@ -167,6 +167,13 @@ async def test_a_key_of_some_models_covers_the_models_of_bodies(upstream: Upstre
             ("/v1/images/generations", b'{"prompt": "x"}', JSON),
             ("/openai/deployments/gpt-image-1/images/generations", json_of(OTHER), JSON),
             ("/v1/realtime?model=gpt-image-1", json_of(OTHER), JSON),
+            # They are of the account, whatever model stands beside them.
+            ("/v1/files", form(("purpose", "batch"), ("model", OTHER), ("file", b"{}")), {}),
+            ("/v1/batches", json_of(OTHER), JSON),
+            ("/openai/%66iles?model=whisper-1", json_of(OTHER), JSON),
+            ("/v1/threads/thread_1/runs", json_of(OTHER), JSON),
+            ("/v1/responses/resp_1/cancel", json_of(OTHER), JSON),
+            ("/api/delete", json_of(OTHER), JSON),
         ):
             status, _, body = await post(served, path, data, {**key, **headers})
             assert (status, b"this API key is for the models whisper-1" in body) == (403, True), path
