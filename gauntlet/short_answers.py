@@ -25,6 +25,7 @@ WORDINGS = Path(__file__).parents[1] / "training" / "wordings"
 INSTRUCTION = "Does this message report a problem with something that the sender has bought? Answer briefly.\n\n"
 PROMISE, QUICK, FULL, SEED = 0.01, 120, 800, 18
 OUTAGE, SORRY = "The service is not available right now, please try again in a few minutes.", "I'm sorry, I can't help."
+LEAST = 0.7  # hits of answers in other words to those in the same
 WORDS = ("alder", "birch", "cedar", "damson", "elder", "fir", "gorse", "hazel", "ivy", "juniper", "larch", "maple")
 
 
@@ -51,6 +52,14 @@ def _own(asked: Asked) -> str:
     return "It is about " + ", ".join(draw.choice(WORDS) + str(draw.randrange(1000)) for _ in range(6)) + "."
 
 
+def _worded(asked: Asked) -> str:
+    """Return an answer of its own in words that change each time."""
+    draw, words = random.Random(asked.text), _own(asked).removeprefix("It is about ").removesuffix(".")
+    return draw.choice(("{}", "This is about {}.", "I would say that it is about {}, as far as I can see.")).format(
+        words
+    )
+
+
 def _apologies(asked: Asked) -> str:
     return SORRY if random.Random(asked.text).random() < 0.2 else _own(asked)
 
@@ -64,6 +73,7 @@ KINDS: Mapping[str, Callable[[Asked], str]] = {
     "apologies": _apologies,
     "outage": lambda asked: OUTAGE if 0.4 < asked.at < 0.6 else _own(asked),
     "own": _own,
+    "worded": _worded,
 }
 RARE = {"99-1", "90-10"}
 
@@ -151,8 +161,13 @@ async def run(quick: bool) -> Finding:
             },
             f"{missed} of {rare} rare labels are told as the other": missed <= max(1.0, 0.02 * rare),
             "answers of their own give no hits": tallies["own"].hits > 0,
+            "answers in other words each time starve the route": tallies["worded"].hits >= LEAST * tallies["own"].hits,
         },
     )
 
 
-PART = Part("short answers", "wrong by question: 1 % of all and 2 % of a kind; rare labels: 98 % are told", run)
+PART = Part(
+    "short answers",
+    "wrong by question: 1 % of all and 2 % of a kind; rare labels: 98 % are told; other words: 70 % of the hits",
+    run,
+)

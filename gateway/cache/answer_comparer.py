@@ -135,21 +135,25 @@ class AnswerComparer:
                     self._busy = False
 
     async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
-        """Compare two answers to a call. None: the answers have more than text and cannot be compared."""
-        a, b = [await self._answer_text(call, entry) for entry in (stored, fresh)]
-        return None if a is None or b is None else await self.compare_texts(a, b)
+        """Compare two answers to a call. None: the answers have more than text and cannot be compared.
 
-    async def compare_texts(self, a: str, b: str) -> Label:
-        """Return whether two answers to one question say the same. One comparison runs at a time, in its turn."""
+        Both are compared as answers to the question of the fresh one.
+        """
+        a, b = [await self._answer_text(call, entry) for entry in (stored, fresh)]
+        return None if a is None or b is None else await self.compare_texts(a, b, fresh.question or "")
+
+    async def compare_texts(self, a: str, b: str, asked: str = "") -> Label:
+        """Return whether two answers to one question say the same. One comparison runs at a time, in its turn.
+        `asked`: the question; empty: it is not known."""
         async with self._comparison_lock:
             await self.budget.wait_turn()
             with self.budget.spending():
-                label = compare_words(a, b)
+                label = compare_words(a, b, asked)
             if label is not None:
                 return label
             first, second = await self._embed(a, b)
             with self.budget.spending():
-                return compare(a, b, None if first is None or second is None else float(first @ second))
+                return compare(a, b, None if first is None or second is None else float(first @ second), asked)
 
     async def _embed(self, *texts: str) -> list[Vector | None]:
         """Return the embedding of each text, or None as `text_vector` does. All that are not known go together."""

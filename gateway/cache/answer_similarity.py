@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gateway.cache.answer_content import Agreement, agreement
 from gateway.cache.features.vocabulary import STOP
 from gateway.cache.lexical import difference, read
 from gateway.cache.threshold.wrong_hits import Label
@@ -28,6 +29,9 @@ from gateway.ports import Embedder
 
 DIFFERENT_BELOW = 0.75  # cosine
 SAME_FROM = 0.90  # cosine from which two answers may say the same
+SAME_IN_PART_FROM = 0.78  # the same for answers whose contents agree in part
+
+BY_CONTENT = {Agreement.SAME: Label.RIGHT, Agreement.DIFFERENT: Label.WRONG}
 
 # Characters. A client's question may wait while two passages are embedded, which takes 10 ms at this length.
 PASSAGE_CHARACTERS = 400
@@ -54,14 +58,20 @@ def is_comparable(a: str, b: str) -> bool:
     return bool(a.strip() and b.strip()) and max(len(a), len(b)) <= MAX_COMPARED
 
 
-def compare(a: str, b: str, similarity: float | None) -> Label:
-    """Return whether one answer may replace the other. `similarity`: their cosine; None: not known."""
+def compare(a: str, b: str, similarity: float | None, asked: str = "") -> Label:
+    """Return whether one answer may replace the other. `similarity`: their cosine; None: not known. `asked`: the
+    question; empty: their contents are not compared."""
     if is_same_text(a, b):
         return Label.RIGHT
+    contents = agreement(a, b, asked) if asked and is_comparable(a, b) else Agreement.UNKNOWN
+    if (label := BY_CONTENT.get(contents)) is not None:
+        return label
     if similarity is None or not is_comparable(a, b):
         return Label.UNDECIDED
     if similarity < DIFFERENT_BELOW:
-        return Label.WRONG
+        return Label.WRONG if contents is Agreement.UNKNOWN else Label.UNDECIDED
+    if contents is Agreement.PARTLY and similarity >= SAME_IN_PART_FROM:
+        return Label.RIGHT
     if similarity >= SAME_FROM and difference(read(a), read(b)) is None:
         return Label.RIGHT
     return Label.UNDECIDED
@@ -141,10 +151,13 @@ NEARLY_ALL = 0.8  # shared content words over all of both texts
 _WORD = re.compile(r"\w+")
 
 
-def compare_words(a: str, b: str) -> Label | None:
-    """Return the result that the words decide without embeddings; None: they do not decide."""
+def compare_words(a: str, b: str, asked: str = "") -> Label | None:
+    """Return the result that the words decide without embeddings; None: they do not decide. `asked`: as for
+    `compare`."""
     if is_same_text(a, b) or not is_comparable(a, b):
         return compare(a, b, None)
+    if asked:
+        return BY_CONTENT.get(agreement(a, b, asked))
     if not (a.isascii() and b.isascii()):
         return None
     first, second = _content_words(a), _content_words(b)

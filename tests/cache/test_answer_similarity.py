@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from gateway.cache.answer_similarity import (
     SAME_FROM,
     combine_vectors,
     compare,
+    compare_words,
     passages,
 )
 from gateway.cache.background_calls import AuditCaps
@@ -51,6 +53,52 @@ def test_pairs_written_by_hand_come_out_as_the_module_says() -> None:
     assert found["right", Label.RIGHT] >= 10
     assert found["wrong", Label.WRONG] >= 11
     assert found["right", Label.WRONG] <= 1
+
+
+GROUPS = [json.loads(line) for line in Path(__file__).with_name("model_answers.jsonl").read_text().splitlines()]
+
+
+def test_answers_of_several_models_to_one_question_are_told_apart() -> None:
+    """A group has answers that say the same, and answers that say something else or answer a near question."""
+    try:
+        encoder = OnnxEncoder(default_model_dir() / "all-MiniLM-L6-v2")
+    except (ModelMissing, ModelCorrupt) as reason:
+        pytest.skip(str(reason))
+
+    def said(a: str, b: str, asked: str) -> Label:
+        if (label := compare_words(a, b, asked)) is not None:
+            return label
+        first, second = (combine_vectors([e.vector for e in encoder.encode(passages(text))]) for text in (a, b))
+        return compare(a, b, float(first @ second), asked)
+
+    same = [said(a, b, group["q"]) for group in GROUPS for a, b in combinations(group["same"], 2)]
+    other = [said(a, b, group["q"]) for group in GROUPS for a in group["same"] for b in group["other"]]
+    assert (len(same), len(other)) == (66, 132)
+    assert same.count(Label.RIGHT) >= 59 and same.count(Label.WRONG) <= 1
+    assert other.count(Label.RIGHT) <= 2 and other.count(Label.WRONG) >= 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "a", "b", "label"),
+    [
+        ("Is it fraud?", "Yes.", "yes, it is", Label.RIGHT),
+        ("Is it fraud?", "Yes.", "No, it is not.", Label.WRONG),
+        ("How many?", "Three to five.", "3-5", Label.RIGHT),
+        ("How many?", "There are 12 of them.", "13", Label.WRONG),
+        ("Positive or negative?", "Negative", "The review is negative.", Label.RIGHT),
+        ("Where to?", "Oslo", "We are going to Oslo by train.", Label.RIGHT),
+        ("How do I list all files?", "Use `ls -a`.", "Run `ls -r` for that.", None),
+    ],
+)
+def test_the_question_tells_what_an_answer_adds(asked: str, a: str, b: str, label: Label | None) -> None:
+    assert compare_words(a, b, asked) is compare_words(b, a, asked) is label
+
+
+@given(TEXTS, TEXTS, TEXTS, COSINES)
+def test_contents_of_any_texts_are_compared_in_either_order(a: str, b: str, asked: str, cosine: float | None) -> None:
+    assert compare_words(a, a, asked) is Label.RIGHT
+    assert compare(a, b, cosine, asked) in Label
+    assert compare_words(b, a, asked) is None or compare_words(b, a, asked) in Label
 
 
 @pytest.mark.parametrize("similarity", [None, -1.0, 0.0, 0.8, 1.0])
