@@ -73,13 +73,12 @@ class Principal:
         """Raise `Forbidden` unless the key covers each of the models that a request names."""
         if not self.models or (not models and _about(method, path)):
             return
+        only = f"this API key is for the models {_listed(self.models)}"
         if not models:
-            raise Forbidden(
-                f"this API key is for the models {_listed(self.models)}, and this request does not name the one it uses"
-            )
+            raise Forbidden(f"{only}, and this request does not name the one it uses")
         for model in models:
             if not any(fnmatchcase(model, glob) for glob in self.models):
-                raise Forbidden(f"this API key is for the models {_listed(self.models)}, not for {model[:100]!r}")
+                raise Forbidden(f"{only}, not for {model[:100]!r}")
 
 
 def _about(method: str, path: str) -> bool:

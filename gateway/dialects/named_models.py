@@ -34,7 +34,8 @@ RESOURCES = frozenset(
     }
 )  # fmt: skip
 _MANAGES = re.compile(
-    r"/api/(?:delete|pull|push|copy|create|blobs/.*)|/v1/(?:responses|chat/completions|videos)/[^/]*_.*"
+    r"/api/(?:delete|pull|push|copy|create|blobs/.*)"  # of Ollama
+    r"|/v1/(?:responses|chat/completions|videos)/(?!compact$|input_tokens$).*"
 )
 
 

@@ -125,6 +125,7 @@ def test_the_models_that_a_request_names(
         ("POST", "/v1/fine_tuning/jobs", False),
         ("POST", "/v1/responses/resp_1/cancel", False),
         ("POST", "/v1/videos/video_1/remix", False),
+        ("POST", "/v1/chat/completions/chatcmpl-1", False),
         ("POST", "/api/pull", False),
         ("DELETE", "/v1/models/m", False),
         ("PUT", "/v1/images/generations", False),
