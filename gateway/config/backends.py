@@ -302,7 +302,7 @@ class OpenAIBackendConfig(Section):
     refuses it, so it is left out, as is `thinking` where a tool was called without."""
     responses_websocket: Annotated[Literal["calls", "tunnel"], one_of("calls", "tunnel")] = "calls"
     """`calls`: the gateway serves WebSockets on `/v1/responses`, whose messages are calls. `tunnel`: they reach this
-    endpoint as they are, without caches, limits and metrics."""
+    endpoint as they are, without caches and rates of requests. Limits of tokens and cost count their usage."""
     sticky: Sticky = "off"
     """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
     end user do. `prefix`: a call goes to the upstream that saw the longest prefix of its prompt, until the load of that

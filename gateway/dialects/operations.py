@@ -9,7 +9,8 @@ from gateway.messages import Call, Unit
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
 
-_VERSION = r"(?:/v\d+(?:beta)?)?"
+# Before the name of an operation: Azure's prefixes, and the version.
+_VERSION = r"(?:/openai(?:/deployments/[A-Za-z0-9_.-]+)?)?(?:/v\d+(?:beta)?)?"
 
 # An id may not hide another path, which a server might find after decoding.
 _ID = r"[A-Za-z0-9_-]+"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -17,6 +17,7 @@ from gateway.errors import UpstreamStreamError
 
 MAX_JSON_BYTES = 1024 * 1024  # of an answer that is parsed whole; of a longer one, both ends are searched
 END_BYTES = 64 * 1024
+PICTURE = b'"b64_json"'  # the key of a picture
 
 _USAGE_KEY = re.compile(rb'(?<!\\)"(?:usage|usageMetadata)"\s*:\s*\{')
 _TIMESTAMP = re.compile(rb"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})[.,](\d{3})\s*(?:\r?\n|$)")  # the end of a subtitle
@@ -137,6 +138,7 @@ class UsageReader:
         self._is_text = kind.startswith("text/")
         self._found = NOTHING
         self._head, self._tail = bytearray(), bytearray()
+        self._pictures, self._carry = 0, b""
         self.size = 0
         """Bytes so far."""
 
@@ -153,6 +155,10 @@ class UsageReader:
             room = MAX_JSON_BYTES - len(self._head)
             if room > 0:
                 self._head += piece[:room]
+            if self._is_json:
+                searched = self._carry + piece
+                self._pictures += searched.count(PICTURE)
+                self._carry = searched[1 - len(PICTURE) :]
             if len(piece) > room:
                 self._tail = (self._tail + piece[max(0, room) :])[-END_BYTES:]
 
@@ -189,7 +195,11 @@ class UsageReader:
         return found if found != NOTHING or not self._is_text else AnswerUsage(seconds=_last_timestamp(data))
 
     def _result_of_ends(self) -> AnswerUsage:
-        """Return the usage in the beginning or the end of an answer that is too long to be parsed, such as pictures."""
+        """Return the usage of an answer that is too long to be parsed, such as pictures."""
+        return replace(self._usage_of_ends(), images=self._pictures or None)
+
+    def _usage_of_ends(self) -> AnswerUsage:
+        """Return the usage in the beginning or the end of an answer."""
         for end in (bytes(self._tail), bytes(self._head[:END_BYTES])):
             for match in reversed([*_USAGE_KEY.finditer(end)]):
                 try:

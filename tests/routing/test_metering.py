@@ -222,6 +222,33 @@ async def test_a_price_of_a_call_a_picture_or_a_character_meters_it(
         assert dollars(served) == pytest.approx(cost)
 
 
+async def test_pictures_of_a_long_answer_are_counted(start: Start, upstream: Upstream) -> None:
+    replies(upstream, {"created": 1, "data": [{"b64_json": "A" * 700_000} for _ in range(4)]})
+    async with start("{cost: {per_day: 9 USD}}", {"per_image": 0.04}) as served:
+        form = FormData({"model": "gpt-image-1", "prompt": "a cat", "n": "4"})
+        form.add_field("image", b"png", filename="a.png")
+        async with served.session.post(served.url + "/v1/images/edits", data=form) as answer:
+            assert (answer.status, len(await answer.read()) > 2_800_000) == (200, True)
+        await until(lambda: dollars(served) == pytest.approx(0.16))
+
+
+async def test_a_post_with_an_upgrade_is_the_post_that_it_is(start: Start, upstream: Upstream) -> None:
+    async with start("{cost: {per_day: 9 USD}}", {"per_minute": 0.01}) as served:
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        assert (await served.post("/v1/audio/speech", {"input": "hi"}, headers=headers)).status == 403
+        assert (await served.post("/v1/tokenize", {"input": "hi"}, headers=headers)).status == 200
+        assert [call.method for call in upstream.calls] == ["POST"]
+
+
+@pytest.mark.parametrize("prefix", ["/openai/deployments/d-1", "/openai/v1", ""])
+async def test_paths_of_azure_are_known(start: Start, upstream: Upstream, prefix: str) -> None:
+    replies(upstream, {"usage": USAGE})
+    async with start("{tokens: 1M/day}") as served:
+        assert (await served.post(f"{prefix}/images/generations", {"prompt": "a cat"})).status == 200
+        await settled(served)
+        assert tokens(served) == 12
+
+
 async def test_a_price_for_all_paths_does_not_meter_what_starts_other_calls(start: Start, upstream: Upstream) -> None:
     async with start("{cost: {per_day: 9 USD}}", {"per_call": 0.1}) as served:
         assert (await served.post("/v1/batches", {})).status == 403

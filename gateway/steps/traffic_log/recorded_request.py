@@ -105,8 +105,7 @@ def passed_facts_of(
 ) -> TrafficFacts | None:
     """Return the facts of a request that no dialect reads, such as one for a picture. None: it spends nothing, or is
     not in the sample. Its body is in none of the digests."""
-    upgrades = request.headers.get("upgrade", "").lower() == "websocket"
-    operation = operation_of(request.method, request.path, None, upgrades=upgrades)
+    operation = operation_of(request.method, request.path, None, upgrades=request.opens_websocket)
     canonical = digest(b"passed/" + _bytes(request.id))
     if operation.is_free or not is_sampled(canonical, rule.share):
         return None
