@@ -213,6 +213,9 @@ class Lexical:
     is_told_apart: bool  # it has a word whose case is compared in every text
 
 
+_NOTABLE = TRIGGERS | TOLD_APART
+
+
 def read(text: str) -> Lexical:
     """Read a new question. It is not cached, as most questions come once. Use `read_stored` for stored questions."""
     plainly = plain(text)
@@ -222,6 +225,7 @@ def read(text: str) -> Lexical:
     directions = [matches for pattern in (_DIRECTION, _TO, _THAN) for matches in pattern.matches(text, clues)]
     remark = remark_of(plainly)
     has_signs = clues is None or not clues.signs <= PLAIN_SIGNS
+    is_notable = not _NOTABLE.isdisjoint(vocabulary)
     hints_at_command = has_signs and may_have_command(plainly)
     return Lexical(
         words=words,
@@ -237,8 +241,8 @@ def read(text: str) -> Lexical:
         plain=plainly,
         clues=clues,
         exact=read_parts(text, vocabulary, frozenset(text) if clues is None else clues.signs),
-        command=command_in(text) if hints_at_command or not TRIGGERS.isdisjoint(vocabulary) else None,
-        is_told_apart=not TOLD_APART.isdisjoint(vocabulary),
+        command=command_in(text) if hints_at_command or (is_notable and not TRIGGERS.isdisjoint(vocabulary)) else None,
+        is_told_apart=is_notable and not TOLD_APART.isdisjoint(vocabulary),
     )
 
 
@@ -356,7 +360,7 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         if found is not None:
             return found
     for word in only_mine | only_other:  # as no text has many such words, and a call would cost more
-        if (word[:2] in _PREFIXES_BY_START or word[-4:] == "less") and _is_negated(word, mine, other):
+        if word[5:] and (word[:2] in _PREFIXES_BY_START or word[-4:] == "less") and _is_negated(word, mine, other):
             return Refusal.NEGATION
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None

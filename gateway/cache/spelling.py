@@ -29,6 +29,7 @@ from gateway.cache.spelling_words import (
     LINKING,
     NAMES,
     TOLD_APART,
+    WITH_OR_WITHOUT_ACCENT,
     WORDS_AND_ACRONYMS,
 )
 from gateway.messages import Refusal
@@ -89,6 +90,7 @@ _ATTACHED = re.compile(r"[\s(\"'`][-./\u2013]+\Z")
 _OPENS = re.compile(r"[\s\"'(\u201c\u2018\u00ab\u201e\u00bf\u00a1]*")
 _SENTENCE = re.compile(r"[.?!\n\u2026][\s\"'(\u201c\u2018\u00ab\u201e\u00bf\u00a1*#>-]*\Z")
 
+_AREA = re.compile(r"(?<=[mt])[\u00b2\u00b3]")  # square and cubic metres and feet, which have a name in words
 # Emoji that greet, thank, smile or think. Those that cry, laugh at somebody, rage or judge are a mood, which may be
 # what the text is about.
 _TONES = (
@@ -148,6 +150,7 @@ class Spelling:
         text = self.text
         if self.may_have_tone:
             text = _TONE.sub(" ", text)
+        text = _AREA.sub("", text)
         return frozenset(
             [s for s in set(text) if s > "\x7f" and category(s) in _SIGN_CATEGORIES and s not in _NO_SIGNS]
         )
@@ -269,7 +272,7 @@ def _compare_other_words(a: Spelling, b: Spelling) -> Refusal | None:
 def _lacks_accent(mine: Spelling, other: Spelling) -> bool:
     """Return whether a word has accents here and none, or others, in the other text."""
     return any(
-        bare != word and word not in other.vocabulary and bare in other.bare
+        bare != word and word not in other.vocabulary and bare in other.bare and bare not in WITH_OR_WITHOUT_ACCENT
         for word, bare in zip(mine.lower, mine.bare, strict=True)
     )
 

@@ -84,3 +84,10 @@ CONTRACTIONS = _words(
     "aren't wasn't weren't can't couldn't wouldn't shouldn't won't hasn't haven't hadn't mustn't ain't i'm i've "
     "you're you've you'll they're they've they'll we've c'est qu'est n'est j'ai d'accord aujourd'hui"
 )
+
+# Words without their accent that another wording of the same question may have instead: Spanish, French, Portuguese,
+# Italian and Polish. In questions of the same words their accents count.
+WITH_OR_WITHOUT_ACCENT = _words(
+    "que como cual cuales donde cuando quien quienes cuanto cuantos cuanta cuantas por si el mas tu mi se de te "
+    "esta estas este a ou la des du sur e da do na ne za sa co ze"
+)

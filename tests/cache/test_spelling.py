@@ -84,6 +84,8 @@ NO_VETO = [
     ("What does $5 buy?", "What do 5 dollars buy?"),
     ("Is 9 am fine?", "Would 9 a.m. be fine?"),
     ("Am I not happy?", "Am I unhappy?"),
+    ("How many m² has a field?", "How many square metres does a field have?"),
+    ("¿Cuáles son las plantas que viven sin luz?", "¿Qué plantas viven sin luz?"),
 ]
 
 
