@@ -51,8 +51,9 @@ class Confirmations:
     ) -> None:
         assert request.call is not None  # its answer is stored
         label = await comparisons.label(request.call, stored, fresh) or Label.UNDECIDED
-        if label is Label.RIGHT and await comparisons.is_frequent(request.route, request.call, fresh):
-            label = Label.UNDECIDED  # most questions get this answer, so it does not confirm this one
+        is_other = label is Label.RIGHT and stored.question != fresh.question
+        if is_other and await comparisons.is_frequent(request.route, request.call, fresh):
+            label = Label.UNDECIDED  # many questions get this answer, so it does not tell that these two ask the same
         outcome = {Label.RIGHT: "agreed", Label.WRONG: "differed"}.get(label, "undecided")
         if label is Label.RIGHT:
             try:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cache.keys import asker_of
+from gateway.cache.threshold.answer_shares import AnswerText
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import AdmissionRules
@@ -136,6 +137,23 @@ async def test_a_second_clients_equal_answer_confirms(
         assert is_hit(await keys.ask("cid"))
         assert is_hit(await keys.ask("cid", ALIKE))
         assert not is_hit(await keys.ask("cid@other"))
+
+
+@pytest.mark.parametrize(("second", "outcome"), [(ASKED, "agreed"), (ALIKE, "undecided")], ids=["same", "alike"])
+async def test_an_answer_that_many_questions_get_confirms_no_other_question(
+    upstream: Upstream, tmp_path: Path, second: str, outcome: str
+) -> None:
+    """Before a classifier, the equal answer to a victim's question would confirm any question of an attacker."""
+    says(upstream, "no")
+    async with keyed(upstream, tmp_path, policy(OWN_2)) as keys:
+        answers = keys.served.gateway.parts.space.comparisons.answers_of("default")
+        for number in range(20):
+            answers.observe("scope", AnswerText("no" if number % 4 else f"yes, {number}"))
+        await keys.ask("eve")
+        await keys.ask("bob", second)
+        await compared(keys)
+        assert confirmations(keys) == {outcome: 1}
+        assert is_hit(await keys.ask("cid")) is (outcome == "agreed")
 
 
 async def test_another_answer_confirms_nothing(upstream: Upstream, tmp_path: Path) -> None:
