@@ -218,7 +218,8 @@ def _limit_requests(
         part = LimitPart(where + "large_share", rule.large_share)
         yield LimitRequest("large_share", rule.per, subject, f"{100 * rule.large_share:g}%", part)
     for cap in rule.caps:
-        upper, least = reserved.upper.micros, reserved.least.micros
+        # A soft cap refuses nothing, so it need not hold against a burst.
+        upper, least = (reserved.likely if cap.light else reserved.upper).micros, reserved.least.micros
         spend = Cost(_cap_key(where, cap), cap.micros, upper, cap.window, cap.light, least, member)
         yield LimitRequest("cost", rule.per, subject, f"{cap.micros / MICROS:.2f} USD a {cap.window}", spend)
 

@@ -58,6 +58,7 @@ class MeteredCall:
     input_tokens: int  # estimated
     max_output: int | None  # tokens, as the client limits them
     quantity: float  # of the operation's unit, as the request names it: images, characters, seconds
+    tenant: str = ""
 
     @property
     def kind(self) -> str:
@@ -103,7 +104,7 @@ async def metered_call(request: RequestContext) -> MeteredCall:
     model = request.model or str(fields.get("model") or "")[:200]
     output = None if operation.writes_text or operation.unit is Unit.IMAGE else 0
     quantity = _quantity(operation.unit, fields, request, len(body))
-    return MeteredCall(*common, model, None, len(body) // BYTES_A_TOKEN, output, quantity)
+    return MeteredCall(*common, model, None, len(body) // BYTES_A_TOKEN, output, quantity, request.tenant)
 
 
 async def _body_of(request: RequestContext) -> bytes:
@@ -173,7 +174,8 @@ class RouteMeter:
         self._largest = largest
         self._clock = clock
         self._lengths: BoundedCache[str, TypicalLength] = BoundedCache(MAX_KINDS)
-        self._silent: BoundedCache[tuple[str, str], float] = BoundedCache(MAX_KINDS)  # until when
+        # Until when. A tenant's choice of a form without usage, such as plain text, is none of the others' business.
+        self._silent: BoundedCache[tuple[str, str, str], float] = BoundedCache(MAX_KINDS)
 
     def check(self, metered: MeteredCall, limits: Sequence[str]) -> None:
         """Raise `Forbidden` if one of these limits, `tokens` or `cost`, has nothing to count such a call by."""
@@ -196,14 +198,25 @@ class RouteMeter:
             self._estimate(metered, tokens.least_input, tokens.least_output),
         )
 
-    def spent(self, metered: MeteredCall, backend: str | None, usage: AnswerUsage, output_estimate: int) -> Spent:
-        """Return what a complete answer has cost. `output_estimate`: tokens, if the answer reports none."""
+    def spent(
+        self,
+        metered: MeteredCall,
+        backend: str | None,
+        usage: AnswerUsage,
+        output_estimate: int,
+        *,
+        complete: bool = True,
+    ) -> Spent:
+        """Return the cost of an answer. `output_estimate`: tokens, if the answer reports none. `complete`: it has come
+        to its end, where the usage is."""
         if metered.operation.is_free:
             return Spent()
         backend = backend or self._largest
         price, counts = self._prices.get(backend, Price()), usage.tokens
         if counts is None and self._is_silent(metered, backend, price):
-            self._silent.put((backend, metered.kind), self._clock.monotonic() + SILENCE_S)
+            if complete:
+                key = backend, metered.kind, metered.tenant
+                self._silent.put(key, self._clock.monotonic() + SILENCE_S)
             likely = self._length_of(metered).reserve(metered.input_tokens, metered.max_output)
             return self._priced(metered, price, (likely.likely_input, likely.likely_output, 0), usage, priced=True)
         if counts is None:
@@ -241,7 +254,7 @@ class RouteMeter:
         operation = metered.operation
         if _is_covered(metered, price):
             return True
-        silent_until = self._silent.peek((backend, metered.kind))
+        silent_until = self._silent.peek((backend, metered.kind, metered.tenant))
         reports = operation.reports and (silent_until is None or silent_until <= self._clock.monotonic())
         return (reports or operation.reads_text) and (limit == "tokens" or price.has_tokens)
 

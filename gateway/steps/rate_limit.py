@@ -80,6 +80,8 @@ class CountRequests:
 
 LOG = logging.getLogger("nearhit.limits")
 
+NAME = "RateLimit"  # in `nearhit_step_failures_total`
+
 MAX_READ = 2**20  # bytes of a stream that are kept to read its usage; of a longer one the events are counted
 
 
@@ -251,17 +253,26 @@ class RateLimit:
                 reader.feed(piece if decode is None else decode(piece))
             except UpstreamStreamError:  # the client may be able to read it
                 decode = _nothing
+            except Exception as error:  # what cannot be read of an answer must not cost its client the answer
+                decode = _nothing
+                self._telemetry.failures.record(NAME, error)
 
-        def on_end() -> None:
-            if account.is_open:
-                output = reader.size // BYTES_A_TOKEN if reader.is_readable else 0
-                spent = self._meter.spent(metered, backend, reader.result(), output)
-                self._note(request, UNSTORED, spent, reader.size)
-                account.close(spent)
+        def on_end(*, complete: bool = False) -> None:
+            if not account.is_open:
+                return
+            try:
+                usage = reader.result()
+            except Exception as error:
+                usage = AnswerUsage()
+                self._telemetry.failures.record(NAME, error)
+            output = reader.size // BYTES_A_TOKEN if reader.is_readable else 0
+            spent = self._meter.spent(metered, backend, usage, output, complete=complete)
+            self._note(request, UNSTORED, spent, reader.size)
+            account.close(spent)
 
         if isinstance(body, FullBody):
             feed(body.data)
-            on_end()
+            on_end(complete=True)
             await account.deliver()
             return response
         if not isinstance(body, ByteStream):
@@ -273,7 +284,7 @@ class RateLimit:
             return chunks
 
         async def on_complete() -> None:
-            on_end()
+            on_end(complete=True)
             await account.deliver()
 
         observer = StreamObserver(saw, on_complete, on_close=on_end)

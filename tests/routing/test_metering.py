@@ -291,6 +291,45 @@ async def test_an_answer_that_should_report_its_usage_and_does_not_is_the_last_o
         assert 0.1 < dollars(served) < 1  # by what was reserved for it
 
 
+async def test_a_client_that_leaves_early_or_wants_text_costs_others_nothing(start: Start, upstream: Upstream) -> None:
+    async def endless(request: web.Request, call: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(events({"type": "image_generation.partial_image"}))
+        await asyncio.Event().wait()
+        return response
+
+    upstream.answer = endless
+    path, body = "/v1/images/generations", {"prompt": "a cat"}
+    async with start("{tokens: 1M/day}") as served:
+        async with served.session.post(served.url + path, json=body) as answer:
+            await answer.content.readline()
+        await until(lambda: tokens(served) > 0)
+        replies(upstream, {"data": [{"url": "x"}]})  # no usage
+        mine, others = ({"Authorization": f"Bearer {name}"} for name in "ab")
+        assert [(await served.post(path, body, headers=mine)).status for _ in range(2)] == [200, 403]
+        assert (await served.post(path, body, headers=others)).status == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b'{"usage": []}', b'{"usage": {"total_tokens": "x"}}', b'{"usage": {"total_tokens": 1e400}}', b"[1, 2]",
+     b'{"usage": {"prompt_tokens": -5, "completion_tokens": null}}', b'{"data": [[], null], "seconds": []}',
+     b'{"usage": {"total_tokens": 10000000000000000000000000}}', b"\xff\xfe", b""],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_an_odd_usage_costs_its_client_no_answer(
+    start: Start, upstream: Upstream, body: bytes, kind: str
+) -> None:
+    sent = body if kind == "application/json" else b"data: " + body + b"\n\n"
+    replies(upstream, sent, headers={"Content-Type": kind})
+    async with start("{tokens: 1M/day}") as served:
+        answer = await served.post("/v1/rerank", {"query": "q"})
+        assert (answer.status, answer.body) == (200, sent)
+        await until(lambda: served.gateway.parts.telemetry.limits_tokens.values != {})
+        assert 0 <= tokens(served) < 1000
+
+
 async def test_moderation_counts_the_text_that_it_reads(start: Start, upstream: Upstream) -> None:
     replies(upstream, {"results": []})
     async with start("{tokens: 1k/day}") as served:
