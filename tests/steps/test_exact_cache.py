@@ -127,7 +127,7 @@ async def test_field_order_and_bookkeeping_do_not_matter(exact: Served, upstream
         {"stop": ["x"]},
         {"response_format": {"type": "json_object"}},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"tool_choice": "none"},
+        {"tool_choice": "required"},
         {"reasoning_effort": "high"},
         {"logprobs": True},
         {"x_unknown_field": None},
