@@ -22,6 +22,7 @@ from gateway.limits import (
     Return,
     Slot,
     TakeResult,
+    could_fit,
     left,
     wait_us,
     window_ends_us,
@@ -238,6 +239,30 @@ def test_a_place_is_free_again_when_it_is_left_and_when_nothing_is_heard_of_its_
     scripts.now_us += 1_000_000_000
     assert scripts.take([places[0]]).granted  # c has not been heard of
     assert not scripts.take([places[2]]).granted
+
+
+def test_a_reservation_lasts_while_its_gateway_is_heard_of_and_then_goes_back(outside_store: OutsideServer) -> None:
+    scripts = Scripts(outside_store.client)
+    tokens = [PacedLimit("t", 3600.0 * MICROS, 100, 60, 10, member) for member in "abc"]
+    dollars = [Cost("s", 100, 60, "day", soft=False, floor=10, member=member) for member in "abc"]
+    assert scripts.take([tokens[0], dollars[0]]).granted
+    refused = scripts.take([tokens[1], dollars[1]])
+    assert [(state.ok, state.held) for state in refused.observed] == [(False, 60 * 3600 * MICROS), (False, 60)]
+    assert all(
+        could_fit(demand, state) for demand, state in zip((tokens[1], dollars[1]), refused.observed, strict=True)
+    )
+    scripts.now_us += 3_000_000_000
+    held = [(demand.key + HELD, demand.reservation) for demand in (tokens[0], dollars[0])]
+    assert scripts._run(BEAT, ["g", *(key for key, _ in held)], ["me", 3_600_000, *(name for _, name in held)]) == 1
+    scripts.now_us += 1_000_000_000
+    assert not scripts.take([dollars[1]]).granted
+    scripts.now_us += 3_000_000_000  # nothing is heard of it
+    taken = scripts.take([tokens[1], dollars[1]])
+    assert taken.granted
+    assert taken.observed[1].level == 0
+    today = window_of("day", scripts.now_us)
+    scripts.settle([Return("spend", "s", 30, today, demand.reservation) for demand in dollars[:2]])  # both have cost 30
+    assert scripts.take([dollars[2]]).observed[0].level == 60
 
 
 def test_everything_that_is_counted_expires(outside_store: OutsideServer) -> None:
