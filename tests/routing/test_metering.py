@@ -525,3 +525,20 @@ async def test_an_answer_that_comes_later_counts_by_its_bound(start: Start, upst
         statuses = [(await served.post("/v1/responses", body)).status for _ in range(4)]
         assert statuses == [200, 200, 200, 429]
         assert tokens(served) == 330
+
+
+async def test_each_line_of_a_batch_of_the_gateway_counts(upstream: Upstream, tmp_path: Path) -> None:
+    section = {"adapter": "openai", "url": upstream.url, "price": TOKENS}
+    config = config_of(tmp_path, {"main": section}, jobs={"batches": True})
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/chat/completions",
+         "body": {"model": "m", "messages": [{"role": "user", "content": f"q{i}"}]}}
+        for i in range(6)
+    ]  # fmt: skip
+    async with gateway_of(config, policy("{cost: {per_day: 0.036 USD}}", cache="cache: {}")) as served:
+        async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="k") as client:
+            data = "\n".join(map(json.dumps, lines)).encode()
+            file = await client.files.create(file=data, purpose="batch")
+            await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        await until(lambda: limited(served).get("cost", 0) >= 1)
+        assert (len(upstream.chats), dollars(served)) == (3, 0.036)
