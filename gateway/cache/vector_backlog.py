@@ -74,8 +74,8 @@ class VectorBacklog:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do."""
-        return not self._work_available.is_set()
+        """Whether the work has begun, and nothing is left to do."""
+        return self._is_open and not self._work_available.is_set()
 
     def add(self, fingerprint: str) -> None:
         """Give this entry its vector later."""

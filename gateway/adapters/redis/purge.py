@@ -37,6 +37,7 @@ class RedisPurges:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
+        self._has_former = False  # whether entries of former versions were ever seen; a removal reads them first
         self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
 
     async def version(self) -> bytes:
@@ -91,6 +92,7 @@ class RedisPurges:
         # the former ones first: a start may move them to the others meanwhile (`former_entries`)
         for store in (*(self._store.former() if unreadable is not None else ()), self._store):
             async for rows in read_entries(store, ("record", *VECTOR_FIELDS), TIMEOUT_S):
+                self._has_former = self._has_former or store is not self._store
                 for at in range(0, len(rows), STEP):
                     found = []
                     for name, row in rows[at : at + STEP]:
@@ -103,7 +105,7 @@ class RedisPurges:
                     await asyncio.sleep(0)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
-        former = [await store.delete(fingerprints) for store in self._store.former()]
+        former = [await store.delete(fingerprints) for store in self._store.former()] if self._has_former else []
         return await self._store.delete(fingerprints) + sum(former)
 
     async def add_audit(self, line: bytes) -> None:
