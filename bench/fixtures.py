@@ -32,8 +32,10 @@ def body(question: str, model: str = "bench", **fields: object) -> bytes:
 
 
 def other_case(draw: random.Random) -> str:
-    """Return another text with the same tokens (the model is uncased), so that no memory of texts helps."""
-    return "".join(c.upper() if draw.random() < 0.5 else c.lower() for c in QUESTION)
+    """Return another text with the same tokens (the model is uncased), so that no memory of texts helps. Its case means
+    nothing, as it is that of the whole text."""
+    text = other_spacing(draw)
+    return text.upper() if draw.random() < 0.5 else text.lower()
 
 
 def other_spacing(draw: random.Random) -> str:

@@ -18,7 +18,7 @@ MOST = {
     "pass-through miss": (155, 165),
     "unknown path": (157, 164),
     "exact hit, new bytes": (81, 89),
-    "semantic hit (hash)": (127, 143),
+    "semantic hit (hash)": (210, 228),
     "chat miss, stored in the exact cache": (277, 300),
     "chat miss, stored in both caches": (319, 346),
     "live stream, 74 events": (1704, 1825),
