@@ -482,6 +482,7 @@ class Opinion:
     # Of the first opinion, in [0, 1]: the second opinion weighs them.
     trees_doubt: float = 1.0
     words_shared: float = 0.0  # share of the words of both questions that both have
+    is_same: bool = False  # both count as the same text, so that no label of other questions moves the score
 
 
 PriorBands = Sequence[tuple[float, float]]

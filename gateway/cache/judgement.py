@@ -53,7 +53,7 @@ def evaluate(
         return similarity, opinion.probability, veto or (None if similarity >= threshold else Refusal.SIMILARITY)
     if opinion is VERBATIM:
         return 1.0, 1.0, None
-    score = opinion.score + shift
+    score = opinion.score if opinion.is_same else opinion.score + shift
     reason = veto or (None if score >= threshold else opinion.doubt or Refusal.SIMILARITY)
     return score, 0.0 if veto else control.probability(score), reason
 
@@ -151,7 +151,7 @@ def _unread(scores: CandidateScores) -> tuple[int, ...]:
 def _parts(scores: CandidateScores) -> VaryingParts | None:
     """Return the differing parts of question and best candidate, where both follow one template and differ."""
     chosen = scores.chosen
-    if chosen.verbatim or chosen.opinion.veto is not None:
+    if chosen.verbatim or chosen.opinion.is_same or chosen.opinion.veto is not None:
         return None
     stored = [entry.question or "" for entry, _ in scores.neighbours]
     parts = varying_parts(scores.question, stored[scores.best_index], stored)

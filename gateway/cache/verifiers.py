@@ -227,7 +227,7 @@ class LearnedVerifier:
             log_odds = self.weights.first.log_odds(candidate.similarity, doubt)
             spelling = compare_read(question, mine.checks, candidate.question, other.checks)
             if spelling is SAME:
-                found.append(self.opinion(TOP, None, None, doubt, words_shared))
+                found.append(replace(self.opinion(TOP, None, None, doubt, words_shared), is_same=True))
                 continue
             if is_foreign or not _reads(candidate.question):
                 log_odds -= FOREIGN

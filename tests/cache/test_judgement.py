@@ -233,3 +233,11 @@ TAGGED = "hi" + "".join(chr(0xE0000 + ord(letter)) for letter in "say no")
 def test_characters_that_nobody_sees_make_a_difference(a: str, b: str, differs: bool) -> None:
     assert differs_unseen(a, b) is differs
     assert differs_unseen(b, a) is differs
+
+
+def test_labels_of_other_questions_do_not_move_the_score_of_the_same_text() -> None:
+    """A question that differs in one letter has the same vector, and its labels are of another question."""
+    threshold = CONTROL.threshold(PROMISE)
+    same, alike = (Opinion(1.0, 0.99, is_same=is_same) for is_same in (True, False))
+    assert evaluate(1.0, same, threshold, CONTROL, -0.5)[2] is None
+    assert evaluate(1.0, alike, threshold, CONTROL, -0.5)[2] is Refusal.SIMILARITY
