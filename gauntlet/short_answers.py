@@ -170,4 +170,5 @@ PART = Part(
     "short answers",
     "wrong by question: 1 % of all and 2 % of a kind; rare labels: 98 % are told; other words: 70 % of the hits",
     run,
+    extra_s=EXTRA_S,
 )

@@ -156,8 +156,8 @@ def compare_words(a: str, b: str, asked: str = "") -> Label | None:
     `compare`."""
     if is_same_text(a, b) or not is_comparable(a, b):
         return compare(a, b, None)
-    if asked:
-        return BY_CONTENT.get(agreement(a, b, asked))
+    if asked and (contents := agreement(a, b, asked)) is not Agreement.UNKNOWN:
+        return BY_CONTENT.get(contents)
     if not (a.isascii() and b.isascii()):
         return None
     first, second = _content_words(a), _content_words(b)
