@@ -132,7 +132,7 @@ async def attack(quick: bool) -> Finding:
         crossed = [owners for owners in sent.owners.values() if len(owners) > 1]
         routes, paths = (
             sorted(sent.routes - {"chats", "pictures", "status 429"}),
-            sorted(asked.paths - {CHAT, PICTURES}),
+            sorted(asked.paths - {CHAT, PICTURES, f"{PICTURES}/"}),
         )
     over = {client: made for client, made in sent.pictures.items() if made > LIMIT}
     number = (rounds + 2 * LIMIT) * len(clients)

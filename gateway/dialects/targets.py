@@ -12,7 +12,7 @@ from gateway.messages import Dialect
 
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_SLASHES = re.compile(r"/{2,}")
+_SLASHES = re.compile(r"(?<![:/])/{2,}")  # not those of a URL within a path
 
 
 class Target(NamedTuple):
@@ -34,14 +34,14 @@ def target_of(method: str, target: str) -> Target:
 @lru_cache(maxsize=MAX_PATHS)
 def canonical_path(method: str, path: str) -> str:
     """Return a path in its normal form (RFC 3986, section 6.2.2): unreserved characters decoded, escapes in upper case,
-    no dot segments.
+    no dot segments. Slashes are joined, as nginx does (`merge_slashes`).
 
-    Servers decode more than that, and join slashes. A path that one of them would read as a path of a dialect becomes
-    that path. Otherwise a client could spell its way past the limits, the rights and the routes of such a path.
+    Servers decode more than that. A path that one of them would read as a path of a dialect becomes that path.
+    Otherwise a client could spell its way past the limits, the rights and the routes of such a path.
     """
     if "%" not in path and "//" not in path and "/." not in path and not path.endswith("/"):
         return path
-    plain = _without_dot_segments(_ESCAPE.sub(_decode_unreserved, path))
+    plain = _without_dot_segments(_SLASHES.sub("/", _ESCAPE.sub(_decode_unreserved, path)))
     if find_dialect(method, plain) is not None:
         return plain
     decoded = _without_dot_segments(_SLASHES.sub("/", unquote(plain))).rstrip("/")

@@ -34,9 +34,9 @@ class RouteMatch:
     headers: tuple[tuple[str, Pattern], ...] = ()  # lower-case names
 
     def names(self, path: str, model: str, tenant: str) -> bool:
-        """Return whether path, model and tenant match."""
+        """Return whether path, model and tenant match. A final slash of the path is no difference for most servers."""
         return (
-            (self.path is None or bool(self.path(path)))
+            (self.path is None or bool(self.path(path)) or bool(self.path(path.rstrip("/"))))
             and (self.model is None or bool(self.model(model)))
             and (self.tenant is None or bool(self.tenant(tenant)))
         )
