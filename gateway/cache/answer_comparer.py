@@ -140,20 +140,22 @@ class AnswerComparer:
         Both are compared as answers to the question of the fresh one.
         """
         a, b = [await self._answer_text(call, entry) for entry in (stored, fresh)]
-        return None if a is None or b is None else await self.compare_texts(a, b, fresh.question or "")
+        if a is None or b is None:
+            return None
+        return await self.compare_texts(a, b, fresh.question or "", stored.question or "")
 
-    async def compare_texts(self, a: str, b: str, asked: str = "") -> Label:
-        """Return whether two answers to one question say the same. One comparison runs at a time, in its turn.
-        `asked`: the question; empty: it is not known."""
+    async def compare_texts(self, a: str, b: str, asked: str = "", stored: str = "") -> Label:
+        """Return whether two answers say the same. One comparison runs at a time, in its turn. `asked`: the question of
+        `b`; empty: it is not known. `stored`: the question of `a`, if it is another one."""
         async with self._comparison_lock:
             await self.budget.wait_turn()
             with self.budget.spending():
-                label = compare_words(a, b, asked)
+                label = compare_words(a, b, asked, stored)
             if label is not None:
                 return label
             first, second = await self._embed(a, b)
             with self.budget.spending():
-                return compare(a, b, None if first is None or second is None else float(first @ second), asked)
+                return compare(a, b, None if first is None or second is None else float(first @ second), asked, stored)
 
     async def _embed(self, *texts: str) -> list[Vector | None]:
         """Return the embedding of each text, or None as `text_vector` does. All that are not known go together."""

@@ -58,12 +58,12 @@ def is_comparable(a: str, b: str) -> bool:
     return bool(a.strip() and b.strip()) and max(len(a), len(b)) <= MAX_COMPARED
 
 
-def compare(a: str, b: str, similarity: float | None, asked: str = "") -> Label:
+def compare(a: str, b: str, similarity: float | None, asked: str = "", stored: str = "") -> Label:
     """Return whether one answer may replace the other. `similarity`: their cosine; None: not known. `asked`: the
-    question; empty: their contents are not compared."""
+    question of `b`; empty: their contents are not compared. `stored`: the question of `a`, if it is another one."""
     if is_same_text(a, b):
         return Label.RIGHT
-    contents = agreement(a, b, asked) if asked and is_comparable(a, b) else Agreement.UNKNOWN
+    contents = agreement(a, b, asked, stored) if asked and is_comparable(a, b) else Agreement.UNKNOWN
     if (label := BY_CONTENT.get(contents)) is not None:
         return label
     if similarity is None or not is_comparable(a, b):
@@ -151,12 +151,12 @@ NEARLY_ALL = 0.8  # shared content words over all of both texts
 _WORD = re.compile(r"\w+")
 
 
-def compare_words(a: str, b: str, asked: str = "") -> Label | None:
-    """Return the result that the words decide without embeddings; None: they do not decide. `asked`: as for
-    `compare`."""
+def compare_words(a: str, b: str, asked: str = "", stored: str = "") -> Label | None:
+    """Return the result that the words decide without embeddings; None: they do not decide. `asked` and `stored`: as
+    for `compare`."""
     if is_same_text(a, b) or not is_comparable(a, b):
         return compare(a, b, None)
-    if asked and (contents := agreement(a, b, asked)) is not Agreement.UNKNOWN:
+    if asked and (contents := agreement(a, b, asked, stored)) is not Agreement.UNKNOWN:
         return BY_CONTENT.get(contents)
     if not (a.isascii() and b.isascii()):
         return None

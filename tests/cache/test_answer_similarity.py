@@ -94,6 +94,20 @@ def test_the_question_tells_what_an_answer_adds(asked: str, a: str, b: str, labe
     assert compare_words(a, b, asked) is compare_words(b, a, asked) is label
 
 
+@pytest.mark.parametrize(
+    ("frame", "stored", "asked"),
+    [
+        ("Summarise: {}", "an invoice was charged twice", "the project is exported as text"),
+        ("Extract the place as JSON: {}", "the old market of Lyon", "the left bank of Paris"),
+    ],
+)
+def test_what_answers_repeat_of_their_own_questions_tells_them_apart(frame: str, stored: str, asked: str) -> None:
+    answers, questions = (f"found: {stored}", f"found: {asked}"), (frame.format(asked), frame.format(stored))
+    assert compare_words(*answers, questions[0]) is Label.RIGHT, "as if both answered one question"
+    assert compare_words(*answers, *questions) is None
+    assert compare(*answers, 0.7, *questions) is Label.UNDECIDED
+
+
 @given(TEXTS, TEXTS, TEXTS, COSINES)
 def test_contents_of_any_texts_are_compared_in_either_order(a: str, b: str, asked: str, cosine: float | None) -> None:
     assert compare_words(a, a, asked) is Label.RIGHT
