@@ -392,7 +392,8 @@ async def test_a_client_of_an_mcp_server_may_leave_at_the_result(
     async with gateway_of(config, TOOLS) as served:
         for _ in range(3):
             async with connected(served.url) as wire:
-                head = b"POST /mcp HTTP/1.1\r\nHost: g\r\nAccept: application/json, text/event-stream\r\n"
+                head = b"POST /mcp HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer ann\r\n"
+                head += b"Accept: application/json, text/event-stream\r\n"
                 await wire.send(head + b"Content-Length: %d\r\n\r\n%b" % (len(CALL_TOOL), CALL_TOOL))
                 await until_done(wire, b"found")
             await until(lambda: not served.gateway.parts.flights)
