@@ -121,7 +121,8 @@ class ResponseReader:
         parser = SSEParser(self._max_event, self._comments)
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
-        self.is_finished = lambda: not self._open_choices and dialect.is_finished(parser.recent)
+        choices = self._open_choices  # a function of `self` here would make a cycle, which only the collector frees
+        self.is_finished = lambda: not choices and dialect.is_finished(parser.recent)
         batch = feed(begun)
         while not (batch or parser.keeps_open or self._answer.at_eof):
             piece = await self._read_until(until, self.read if begun else self._read_first)

@@ -56,7 +56,7 @@ async def test_an_answer_to_head_keeps_the_length_of_the_body_that_is_not_sent(
     "target",
     [
         "/v1/files/a%2Fb%20c%C3%A9%25",
-        "/v1/x//y/w",
+        "/v1/x/y/w",
         "/v1/x?a=1&a=2&b=&c&=d",
         "/v1/x?q=a+b%20c%2B&bad=%zz&semi=a;b",
         "/v1/x?json={%22a%22:[1,2]}&u=http://h/p?x=y",
@@ -78,7 +78,7 @@ async def test_a_path_goes_through_in_its_normal_form(before_raw: Served, raw: W
     """What is forwarded is what policies have matched (RFC 3986, section 6.2.2)."""
     raw.answer(OK)
     await exchange(before_raw, request("GET", "/v1/x//%79/./z/../w?q=%79/./"))
-    assert raw.requests[0].start == "GET /v1/x//y/w?q=%79/./ HTTP/1.1"
+    assert raw.requests[0].start == "GET /v1/x/y/w?q=%79/./ HTTP/1.1"
 
 
 async def test_end_to_end_headers_go_through_repeated_ones_too(before_raw: Served, raw: WireUpstream) -> None:
