@@ -51,6 +51,13 @@ def policy() -> str:
     return "\n".join([*lines, "  - name: default", "    match: {}", "    route: {backend: main}", ""])
 
 
+WORDS = [
+    f"{first}{second}"
+    for first in ("red", "old", "wet", "far", "big")
+    for second in ("barn", "lake", "moss", "fern", "kiln")
+]
+
+
 @dataclass
 class Scene:
     """`busy` has all routes; `small` has room for few, and its store is taken away by `outage`."""
@@ -86,6 +93,11 @@ class Scene:
         for question in (f"{STORED} {DIFFERS}", f"{ASKED} {DIFFERS}"):  # an audit finds another answer
             await self._ask("lenient", f"{question} {number * 7919}", number)
         space = self.busy.gateway.parts.space
+        for word in WORDS:  # an audit has a figure once the answers to other questions are known
+            await self._ask("promise", f"{STORED} {word} {number * 7919}", number)
+        await until(lambda: space.comparisons.idle)
+        for spaces in range(2, 6):
+            await self._ask("promise", f"{STORED}{' ' * spaces}{number * 7919}", number)
         await until(lambda: space.comparisons.idle and len(space.audits) == 0)
         async with self.busy.session.post(
             self.busy.admin_url + "/admin/cache/purge", json={"route": "alike"}
