@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -126,16 +125,14 @@ async def test_a_question_about_something_else_is_not_answered(
 
 
 async def test_the_light_model_is_faster_than_the_large_one(client: Client) -> None:
-    """Server, network and streaming included; asked in turns, so that a busy machine slows both."""
+    """Server, network and streaming included. The shortest of 40 is what an answer takes when nothing else runs."""
     seconds: dict[str, list[float]] = {"light": [], "large": []}
     for _ in range(40):
         for model, times in seconds.items():
             started = time.perf_counter()
             await ask(client, model, QUESTION, max_tokens=6)
             times.append(time.perf_counter() - started)
-    light, large = statistics.median(seconds["light"]), statistics.median(seconds["large"])
-    print(f"p50 ms: light {light * 1e3:.2f}, large {large * 1e3:.2f}")
-    assert light < large
+    assert min(seconds["light"]) < min(seconds["large"])
 
 
 @pytest.mark.parametrize("model", ["light", "large"])
