@@ -40,9 +40,9 @@ run: triton  ## run the gateway in front of two real models, and send sample req
 	@$(BIN)/nearhit demo --triton-env $(TRITON_ENV)
 
 # Python keeps compiled modules whatever the environment says, since tests start the gateway some sixty times.
-# Most tests wait half of their time, so that three processes keep two cores busy.
-WORKERS ?= 3
-test: triton deploy-tools  ## run all tests in three processes (WORKERS=1: in one)
+# Most tests wait half of their time, so that four processes keep two cores busy.
+WORKERS ?= 4
+test: triton deploy-tools  ## run all tests in four processes (WORKERS=1: in one)
 	@tests/packages.sh
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 

@@ -47,7 +47,7 @@ def concerns(fingerprint: str) -> Callable[[Sent], bool]:
 
 
 def runs(command: Sent, script: Script) -> bool:
-    return script.digest.encode() in command.words
+    return script.digest.encode() in command.words or script.text.encode() in command.words
 
 
 def fingerprint_of(commands: Sequence[Sent]) -> str:
