@@ -241,7 +241,7 @@ class Meters:
                 _apply_demand(demand, state, outcome, now_us, gateways)
         return TakeResult(granted, tuple(observed), wall_us)
 
-    def saw(self, demand: Demand, observed: LimitState, now_us: int, wall_us: int) -> None:
+    def observe(self, demand: Demand, observed: LimitState, now_us: int, wall_us: int) -> None:
         """Adopt the store's level after it has met this demand. If the store fails, the process continues from there.
         The backlog of a rate is a time, so it is the same for a part of the rate."""
         state = self._state(demand.key)

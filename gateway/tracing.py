@@ -219,7 +219,7 @@ class UpstreamCall:
         self.payload.clear()
         self.tail = None
 
-    def saw(self, event: bytes) -> None:
+    def observe(self, event: bytes) -> None:
         """Record an event of the response stream."""
         if not self.payload:
             self.payload.append(event)

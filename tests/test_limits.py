@@ -128,8 +128,8 @@ def test_several_gateways_have_a_part_each() -> None:
 
 def test_what_the_store_said_last_is_where_one_process_goes_on() -> None:
     meters, demand, cap = Meters(), paced(60, 60, 60), Cost("s", 100, 10, "day", soft=False)
-    meters.saw(demand, LimitState(True, 58 * MICROS), 0, START_US)  # 59 of 60 are taken
-    meters.saw(cap, LimitState(True, 70), 0, START_US)  # 80 of 100 are spent
+    meters.observe(demand, LimitState(True, 58 * MICROS), 0, START_US)  # 59 of 60 are taken
+    meters.observe(cap, LimitState(True, 70), 0, START_US)  # 80 of 100 are spent
     assert meters.take([demand], 0, START_US).granted
     assert not meters.take([demand], 0, START_US).granted
     assert meters.take([cap], 0, START_US, 2).granted  # half of what is left

@@ -72,7 +72,7 @@ class TypicalLength:
         self._excess = float(UNKNOWN_INPUT)  # of the input over its estimate
         self._beyond = 0.0  # of the output over the client's limit: some backends do not count reasoning
 
-    def saw(self, estimated_input: int, max_output: int | None, input_count: int, output_count: int) -> None:
+    def observe(self, estimated_input: int, max_output: int | None, input_count: int, output_count: int) -> None:
         """Learn from a call."""
         excess = max(0, input_count - estimated_input)
         if max_output is not None:

@@ -154,7 +154,7 @@ class RateLimiter:
         if taken.granted:
             now, _ = self._now()
             for demand, observed in zip(demands, taken.observed, strict=True):
-                self._meters.saw(demand, observed, now, taken.at_us)
+                self._meters.observe(demand, observed, now, taken.at_us)
         return Grant(taken, local=False)
 
     def _take_locally(self, demands: Sequence[Demand]) -> Grant:

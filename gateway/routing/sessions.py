@@ -144,13 +144,13 @@ class RouteSessions:
             return response
         seen = False
 
-        def saw(events: Sequence[Event]) -> Sequence[Event]:
+        def observe(events: Sequence[Event]) -> Sequence[Event]:
             nonlocal seen
             if not seen and events:
                 seen = any(keep(event.data) for event in events)
             return events
 
-        stream = EventStream(with_observer(body.events, StreamObserver(saw)))
+        stream = EventStream(with_observer(body.events, StreamObserver(observe)))
         return Response(response.status, response.headers, stream, response.provenance)
 
     def _log_move(

@@ -15,7 +15,7 @@ from gateway.dialects.operations import CALL, Operation, operation_of
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import Forbidden, GatewayError
 from gateway.limits import MICROS
-from gateway.messages import Bypass, Call, Price, Unit
+from gateway.messages import Bypass, Call, Price, Unit, Usage
 from gateway.ports import Clock
 from gateway.routing.limit_evaluation import (
     BYTES_A_TOKEN,
@@ -225,7 +225,7 @@ class RouteMeter:
                 output = self._length_of(metered).reserve(0, metered.max_output).likely_output
             estimated = metered.input_tokens, output, 0
             return self._priced(metered, price, estimated, usage, priced=metered.operation.reads_text)
-        self._length_of(metered).saw(metered.input_tokens, metered.max_output, counts[0], counts[1])
+        self._length_of(metered).observe(metered.input_tokens, metered.max_output, counts[0], counts[1])
         return self._priced(metered, price, counts, usage, priced=True)
 
     def spent_by_socket(self, metered: MeteredCall, backend: str | None, usage: AnswerUsage, seconds: float) -> Spent:
@@ -233,8 +233,17 @@ class RouteMeter:
         price, counts = self._prices.get(backend or self._largest, Price()), usage.tokens or (0, 0, 0)
         per_second = price.of_unit(Unit.MINUTE)
         if usage.tokens is not None:
-            self._length_of(metered).saw(0, None, counts[0], counts[1])
+            self._length_of(metered).observe(0, None, counts[0], counts[1])
         return Spent(*counts, price.of(*counts) if per_second is None else per_second * seconds)
+
+    def cost_of(self, usages: Sequence[Usage]) -> CostEstimate:
+        """Return the cost of other calls that were made for an answer."""
+        total = CostEstimate()
+        for usage in usages:
+            price = self._prices.get(usage.backend, Price())
+            dollars = price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+            total += CostEstimate(usage.input_tokens + usage.output_tokens, round(dollars * MICROS))
+        return total
 
     def opened(self, metered: MeteredCall, backend: str | None) -> Spent:
         """Return the cost of a WebSocket that is opened, besides what it does."""

@@ -11,6 +11,7 @@ from gateway.dialects.usage import NOTHING, AnswerUsage, message_usage
 from gateway.errors import LimitReached
 from gateway.messages import Closing, Duplex, Frame
 from gateway.steps.metering import Spent
+from gateway.streams import ClosingDuplex
 from gateway.tasks import cancel_and_wait
 
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
@@ -21,7 +22,7 @@ Renew = Callable[[Spent], Awaitable[None]]
 """Settles what was used, and reserves as much again. Raises `LimitReached`."""
 
 
-class MeteredSocket:
+class MeteredSocket(ClosingDuplex):
     """`MeteredSocket` is a WebSocket that is closed with 1008 once a limit is reached.
 
     `spent`: the cost of a usage, or of some seconds. `renew` settles, and reserves more; `end` settles the rest, once.
@@ -30,23 +31,17 @@ class MeteredSocket:
     def __init__(
         self, inner: Duplex, spent: Callable[[AnswerUsage, float], Spent], renew: Renew, end: Callable[[Spent], None]
     ) -> None:
-        self._inner = inner
+        super().__init__(inner, self._finish)
         self._spent = spent
         self._renew = renew
-        self._end: Callable[[Spent], None] | None = end
+        self._end = end
+        self._is_over = False
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()  # from when on no time is settled
         self._settling = asyncio.Lock()
         self._refused: asyncio.Future[Closing] = self._loop.create_future()
         self._reading: asyncio.Task[Frame | Closing] | None = None
         self._timer = asyncio.create_task(self._settle_minutes())
-
-    @property
-    def protocol(self) -> str | None:
-        return self._inner.protocol
-
-    async def send(self, frame: Frame) -> None:
-        await self._inner.send(frame)
 
     async def receive(self) -> Frame | Closing:
         if self._reading is None:
@@ -58,19 +53,17 @@ class MeteredSocket:
             return reading.result()
         return self._refused.result()
 
-    async def drain(self) -> None:
-        await self._inner.drain()
-
     async def close(self, closing: Closing) -> None:
         try:
-            await self._inner.close(closing)
+            await super().close(closing)
         finally:
-            end, self._end = self._end, None
-            if end is not None:
-                end(self._spent(NOTHING, self._loop.time() - self._since))
-                if self._reading is not None:
-                    self._reading.cancel()
-                await cancel_and_wait(self._timer)
+            await cancel_and_wait(self._timer)
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._end(self._spent(NOTHING, self._loop.time() - self._since))
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def _read(self) -> Frame | Closing:
         frame = await self._inner.receive()
@@ -86,7 +79,7 @@ class MeteredSocket:
     async def _settle(self, usage: AnswerUsage) -> None:
         """Settle a usage and the time so far. A socket that is closed already has settled them."""
         async with self._settling:
-            if self._end is None or self._refused.done():
+            if self._is_over or self._refused.done():
                 return
             now = self._loop.time()
             spent, self._since = self._spent(usage, now - self._since), now

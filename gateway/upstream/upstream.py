@@ -449,7 +449,7 @@ class _StreamWatch:
                 self._tokens = self._tokens.merged(prompt_tokens(event.data))
         if span is not None:
             for event in events:
-                span.saw(event.data)
+                span.observe(event.data)
         return events
 
     def _on_end(self) -> None:
