@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
+from gateway.cache.exclusive_words import word_set
 from gateway.cache.features.vocabulary import STOP
 from gateway.cache.lexical import differences, read
 from gateway.messages import Refusal
@@ -34,10 +35,6 @@ EARLY = 5  # words: what a short answer says stands before so many others, as fu
 KEPT = 256  # texts
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
 _WORD = re.compile(r"(?<![\w-])-{1,2}[A-Za-z]\w*|[^\W_]+(?:[.,'\u2019][^\W_]+)*|[\u00b0%$\u20ac\u00a3]")
 _CHOICE = re.compile(r"\b(?:or|oder|ou|o)\b|[,/]")
 _WITHIN = re.compile(r"[\w,;)] $")  # what stands before a word within a sentence
@@ -45,19 +42,15 @@ _CODE = re.compile(r"`+(?:\w*\n)?\s*([^`]+?)\s*`+")
 _POLARITY = re.compile(r"\W*(yes|no|true|false|correct|incorrect)\b", re.IGNORECASE)
 _SIGNS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False}
 _NEGATIONS = frozenset(("not", "no", "never", "cannot", "nothing", "none", "neither", "nor"))
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(_words("two three four five six seven eight nine ten eleven twelve"), 2)
-}
+_TWO_TO_TWELVE = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_NUMBERS = {word: str(number) for number, word in enumerate(_TWO_TO_TWELVE, 2)}
 _HALVES = frozenset(("am", "pm", "a.m", "p.m"))  # of a day: they belong to a number
 
 # Words that say how an answer is told, and no more. Such as "choose" and "select" have one meaning in instructions.
-FILLERS = frozenset(
-    _words(
-        "answer called call mean means choose select click press tap go run use type enter command please "
-        "need also usually some which who because due own ready there then according generally typically "
-        "simply just under while whereas since one"
-    )
+FILLERS = word_set(
+    "answer called call mean means choose select click press tap go run use type enter command please "
+    "need also usually some which who because due own ready there then according generally typically "
+    "simply just under while whereas since one"
 )
 _UNITS = {"\u00b0": "degree", "c": "celsius", "f": "fahrenheit", "business": "working", "wwii": "war"}
 

@@ -10,15 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from gateway.cache.exclusive_words import word_set
 
 MAX_CHUNKS = 256  # parts between spaces of one text
 
 # Programs whose name is no word of everyday.
-_PROGRAMS = _words(
+_PROGRAMS = word_set(
     "7z ansible ansible-playbook apk apt apt-get argocd awk aws bazel bcdedit bq brew buildah cargo certbot "
     "chattr chgrp chmod chown chroot cmake cp crictl crontab ctr curl cvs dd df diskpart dnf docker doctl dotnet "
     "dpkg dropdb du eksctl esbuild eslint etcdctl eval fdisk ffmpeg firewall-cmd flake8 flyctl fmt fsck gcc "
@@ -32,7 +29,7 @@ _PROGRAMS = _words(
     "winget wrangler xargs xcopy yarn yum zsh zypper"
 )
 # Programs whose name is one. They count where a command is expected.
-_ALSO_WORDS = _words(
+_ALSO_WORDS = word_set(
     "go java black kind flux vault snap stat ip rails rake composer bundle heroku firebase docker-compose ninja "
     "packer nomad consul buck jest flatpak sh su tee gem az gh uv oc mc php ps conda nginx helm truncate rename "
     "prettier bun ash shred zip unlink reboot shutdown poetry vagrant passwd mocha powershell vite pulumi vercel "
@@ -43,7 +40,7 @@ _ALSO_WORDS = _words(
     "nano emacs open start stop bg fg jobs"
 )
 # In front of a command.
-_LEADS = _words(
+_LEADS = word_set(
     "run runs running ran rerun execute executes executing exec invoke command commands cmd shell terminal bash "
     "sudo doas console do does type typing enter entering use using call calling allow approve explain permit "
     "deny führe ausführen befehl befehls kommando exécute exécuter commande lance lancer ejecuta ejecutar comando "
@@ -52,18 +49,18 @@ _LEADS = _words(
     "\u043a\u043e\u043c\u0430\u043d\u0434\u0430 \u043a\u043e\u043c\u0430\u043d\u0434\u0443"
 )
 # Those behind which also a word of every day is a program.
-_SURE_LEADS = _words(
+_SURE_LEADS = word_set(
     "run runs running execute executes executing exec command cmd sudo doas befehl kommando commande comando "
     "lance ejecuta exécute führe"
 )
 # Words in front of a colon or a question mark that is followed by a command and nothing else.
-_LABELS = _words(
+_LABELS = word_set(
     "approve approval allow tool input command commands cmd shell bash terminal run execute sh zsh powershell "
     "console befehl kommando commande comando polecenie \u043a\u043e\u043c\u0430\u043d\u0434\u0430 "
     "\u30b3\u30de\u30f3\u30c9"
 )
 # Words of a sentence around a command. They are not compared.
-_PROSE = _words(
+_PROSE = word_set(
     "a an the this that it is are was be to of for me my i you your we can could should would will may might must "
     "do does did what whats what's how why when which happens happen if run running runs execute executing "
     "executed execution command commands cmd shell terminal safe safely dangerous risky harmful harmless okay ok "
@@ -72,9 +69,9 @@ _PROSE = _words(
     "don't isn't it's i'm"
 )
 # A text without any of these and without an option has no command. The other words of `_LEADS` are too frequent.
-TRIGGERS = (_PROGRAMS | _LEADS | _LABELS) - _PROSE - _words(
+TRIGGERS = (_PROGRAMS | _LEADS | _LABELS) - _PROSE - word_set(
     "type typing enter entering using call calling permit deny"
-) | (_words("run runs running execute executes executing command commands cmd shell terminal bash"))
+) | (word_set("run runs running execute executes executing command commands cmd shell terminal bash"))
 
 _DOTTED = re.compile(r"[\w/]\.\w")
 # A text of these alone hints at no command.

@@ -15,6 +15,11 @@ def groups(text: str) -> list[str]:
     return text.split("|")
 
 
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of a list in which spaces separate them."""
+    return frozenset(text.split())
+
+
 def by_first_word(text: str) -> dict[str, str]:
     """Return for each word of a list of groups the first word of its group."""
     return {word: group.split()[0] for group in groups(text) for word in group.split()}

@@ -9,12 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gateway.cache.exclusive_words import UNITS, by_first_word
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from gateway.cache.exclusive_words import UNITS, by_first_word, word_set
 
 MAX_QUANTITIES = 64  # of one text
 
@@ -63,7 +58,7 @@ _DAYTIMES = by_first_word(
     "pomeriggio noite wieczorem \u0432\u0435\u0447\u0435\u0440\u0430 \u043d\u043e\u0447\u0438 \u0434\u043d\u044f|"
     "noon midday mittags mediod\u00eda midi|midnight mitternacht medianoche minuit"
 )
-_BETWEEN = _words(
+_BETWEEN = word_set(
     "o'clock oclock in the at uhr h hrs hours heures heure horas hora de la du di del da "
     "\u0447\u0430\u0441\u043e\u0432 \u0447\u0430\u0441\u0430 of o clock"
 )

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from gateway.cache.exclusive_words import word_set
 
 # Words of every day that are acronyms or symbols in capitals: "it" and "IT", "no" and "NO". In small letters they are
 # the word, also in a text without any capital.
-WORDS_AND_ACRONYMS = _words(
+WORDS_AND_ACRONYMS = word_set(
     "it us who is as at am an be by co do go ha he hi id if in me my no of oh on or pa so to up we all and any "
     "are can did had has her him his its let may not now off one our out own per put she the two use was way yes "
     "you der die das im um er es la le el un une il de et si se te tu ma sa ni son con por que mit den dem"
@@ -22,22 +19,22 @@ WORDS_AND_ACRONYMS = _words(
 
 # Words with another meaning in capitals, whatever the text around them: "polish" and "Polish". In questions with other
 # words only their case is compared, as people write most names in either case.
-TOLD_APART = _words("it us who polish china turkey reading jordan chile jersey guinea")
+TOLD_APART = word_set("it us who polish china turkey reading jordan chile jersey guinea")
 
 # Units that differ in case: mW and MW, mm and Mm, g and G, Pa and pA. People who write in small letters mean megabytes
 # by "mb", and there is no other unit for "kw".
-CASED_UNITS = _words("mw mv ma mpa mm mg mn mj mhz mol nm pm fm pa m g k b s t p h c f n d j l q r mbps kbps gbps")
+CASED_UNITS = word_set("mw mv ma mpa mm mg mn mj mhz mol nm pm fm pa m g k b s t p h c f n d j l q r mbps kbps gbps")
 
 # Letters that are no word: variables, constants, notes, sizes, flags.
-LETTERS = _words("b c d f g h j k l m n p q r s t v x")
+LETTERS = word_set("b c d f g h j k l m n p q r s t v x")
 
 NAMES: Mapping[str, frozenset[str]] = {
     # A letter behind these is a name, which a text in small letters writes small.
-    "before a letter": _words(
+    "before a letter": word_set(
         "vitamin hepatitis type plan group class grade model option appendix team section block building gate "
         "terminal learn language programming using in influenza strep rating tier level series schedule form part"
     ),
-    "without a second meaning": _words(
+    "without a second meaning": word_set(
         "monday tuesday wednesday thursday friday saturday sunday january february july september october november "
         "december i'm i've i'll i'd christmas easter english german french spanish italian portuguese russian "
         "japanese chinese korean arabic hindi dutch greek hebrew latin swedish norwegian hungarian romanian bulgarian "
@@ -54,7 +51,7 @@ NAMES: Mapping[str, frozenset[str]] = {
 }
 
 # Words of a question about a mood, or about signs and how they are written.
-ABOUT_SIGNS = _words(
+ABOUT_SIGNS = word_set(
     "emoji emojis emoticon emoticons smiley smileys icon icons symbol symbols sign character characters unicode "
     "mood feel feels feeling feelings felt emotion emotions sentiment face reaction react reacts reacted rate "
     "rating score mean means meaning caption status translate says said sent texted replied replies classify "
@@ -65,21 +62,21 @@ ABOUT_SIGNS = _words(
 )
 
 # Words of a question about punctuation.
-ABOUT_MARKS = ABOUT_SIGNS | _words(
+ABOUT_MARKS = ABOUT_SIGNS | word_set(
     "dash dashes hyphen hyphens quote quotes quotation apostrophe apostrophes punctuation key keyboard type minus "
     "mark marks comma period semicolon colon space tiret guillemets gedankenstrich bindestrich anführungszeichen "
     "raya guion comillas"
 )
 
 # After these an emoji is a part of the sentence.
-LINKING = _words(
+LINKING = word_set(
     "is are was be a an the like with of for this to and or use ist sind ein eine der die das mit est un une le "
     "la avec es el una con è é um uma jest"
 )
 
 # Contractions that no other word equals without the apostrophe. "its", "were", "well", "hell", "ill", "id", "wed",
 # "shed", "lets" and "shell" are words.
-CONTRACTIONS = _words(
+CONTRACTIONS = word_set(
     "what's where's when's who's how's why's that's there's here's it'll that'll don't doesn't didn't isn't "
     "aren't wasn't weren't can't couldn't wouldn't shouldn't won't hasn't haven't hadn't mustn't ain't i'm i've "
     "you're you've you'll they're they've they'll we've c'est qu'est n'est j'ai d'accord aujourd'hui"
@@ -87,7 +84,7 @@ CONTRACTIONS = _words(
 
 # Words without their accent that another wording of the same question may have instead: Spanish, French, Portuguese,
 # Italian and Polish. In questions of the same words their accents count.
-WITH_OR_WITHOUT_ACCENT = _words(
+WITH_OR_WITHOUT_ACCENT = word_set(
     "que como cual cuales donde cuando quien quienes cuanto cuantos cuanta cuantas por si el mas tu mi se de te "
     "esta estas este a ou la des du sur e da do na ne za sa co ze"
 )
