@@ -391,6 +391,11 @@ class Response:
         return ""
 
 
+def media_type(content_type: str) -> str:
+    """Return the type of a body without its parameters, in lower case (RFC 9110, section 8.3.1)."""
+    return content_type.partition(";")[0].strip().lower()
+
+
 # A model call as its dialect reads it, and the client's cache directives.
 STATEFUL = frozenset(
     {

@@ -40,6 +40,19 @@ _FRACTION = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e\u2189])")
 _PICTURE = re.compile("(?<=[\u2190-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff])\ufe0f")
 _FULL_STOP = {0x3002: "."}  # ideographic
 
+# Signs without a form of their own: joiners, marks of direction, selectors of glyphs, strokes, key caps.
+_INVISIBLE = frozenset(
+    map(
+        chr,
+        (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x20E3, 0x3164, 0xFFA0, *range(0x334, 0x339), *range(0x180B, 0x1810)),
+    )
+) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+
+
+def is_invisible(sign: str) -> bool:
+    """Return whether nobody sees a character: a format character of Unicode, or a sign without a form of its own."""
+    return category(sign) == "Cf" or sign in _INVISIBLE
+
 
 class _Forms(dict[int, str]):
     """The plain form of each character that was read, by its code point."""

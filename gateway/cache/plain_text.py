@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
+from gateway.text_forms import is_invisible
+
 # Each pattern is bounded, and begins with a sign that few texts have. JSON within JSON doubles its backslashes.
 _JSON_ESCAPE = re.compile(
     r"\\{1,16}(?:u(?P<high>d[89ab][\da-f]{2})\\{1,16}u(?P<low>d[c-f][\da-f]{2})|u(?P<unit>[\da-f]{4})"
@@ -24,13 +26,6 @@ _SPOKEN_SIGN = re.compile(r" {0,2}[(\[{<] ?(?:(?P<at>at|@)|dot|\.) ?[)\]}>] {0,2
 # The signs of addresses and numbers. Letters are left, so that "50%4111..." stays a number.
 _PERCENT = re.compile(r"%(?:25){0,3}(2[089BDEbde]|3\d|40)")
 
-# Signs without a form of their own: joiners, marks of direction, selectors of glyphs, strokes, key caps.
-_INVISIBLE = frozenset(
-    map(
-        chr,
-        (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x20E3, 0x3164, 0xFFA0, *range(0x334, 0x339), *range(0x180B, 0x1810)),
-    )
-) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 _SIGNS = {"\u2212": "-", "\u2043": "-", "\u3002": ".", "\uff61": ".", "\u2215": "/", "\u2044": "/", "\u2e31": "\u00b7"}
 
 
@@ -39,9 +34,9 @@ def fold(char: str) -> str:
 
     Compatibility forms become what they stand for (NFKC), and invisible characters nothing.
     """
-    category = unicodedata.category(char)
-    if category == "Cf" or char in _INVISIBLE:
+    if is_invisible(char):
         return ""
+    category = unicodedata.category(char)
     if category == "Nd":
         return str(unicodedata.decimal(char))
     if category in ("Zs", "Zl", "Zp"):

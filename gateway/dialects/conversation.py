@@ -14,6 +14,7 @@ from gateway.dialects.json_body import sent_model, well_formed
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import KEEP_ALIVE, Call, ClientForm, Event, Outgoing
+from gateway.text_forms import is_invisible
 
 # Split a text into the pieces of a stream. Pure.
 
@@ -27,13 +28,9 @@ def split_pieces(text: str) -> list[str]:
     return PIECE.findall(text)
 
 
-# Characters that nobody sees and `str.strip` keeps: zero-width ones, and the byte order mark.
-_INVISIBLE = dict.fromkeys(map(ord, "\u180e\u200b\u200c\u200d\u2060\ufeff"))
-
-
 def is_blank(text: object) -> bool:
     """Return whether a value is no text, or a text in which nobody sees anything."""
-    return not isinstance(text, str) or not text or not text.translate(_INVISIBLE).strip()
+    return not isinstance(text, str) or all(sign.isspace() or is_invisible(sign) for sign in text)
 
 
 class Conversational(ABC):

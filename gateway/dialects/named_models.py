@@ -16,6 +16,7 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 from gateway.config.schema import MAX_BODY_KEYS
 from gateway.dialects.json_body import BOM, check_keys, parse_numbers, read_object
 from gateway.errors import BadRequest
+from gateway.messages import media_type
 
 FIELD = "model"
 MAX_NAME = 512  # bytes of a model's name in a form
@@ -64,7 +65,7 @@ def kind_of(content_type: str, start: bytes) -> BodyKind:
 
     Some servers read JSON whatever the type says, so a body that begins as an object counts as one.
     """
-    media = content_type.partition(";")[0].strip().lower()
+    media = media_type(content_type)
     text = _without_blanks(start)
     if not text or media in ("application/x-ndjson", "application/jsonl", "application/x-jsonlines"):
         return BodyKind.OTHER

@@ -14,6 +14,7 @@ from gateway.dialects.json_body import count_of, load_json
 from gateway.dialects.openai_answers import cached_tokens, usage_of
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
+from gateway.messages import media_type
 
 MAX_JSON_BYTES = 1024 * 1024  # of an answer that is parsed whole; of a longer one, both ends are searched
 END_BYTES = 64 * 1024
@@ -132,7 +133,7 @@ class UsageReader:
     """`UsageReader` reads the usage of a body as it passes: JSON, lines of JSON, events, or subtitles."""
 
     def __init__(self, content_type: str) -> None:
-        kind = content_type.partition(";")[0].strip().lower()
+        kind = media_type(content_type)
         self._parser = SSEParser() if kind == "text/event-stream" else None
         self._is_json = kind == "" or "json" in kind
         self._is_text = kind.startswith("text/")

@@ -11,7 +11,7 @@ from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, GatewayError
-from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response
+from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response, media_type
 from gateway.routing.resource_affinity import SHARED, ResourceAffinity
 from gateway.routing.resource_ids import (
     CONVERSATIONS,
@@ -160,7 +160,7 @@ def _events_watcher(remember: Remember) -> Callable[[Sequence[Event]], Sequence[
     """Return an observer of events. The first ones have the id of the answer, a few others those of its items."""
     left = FIRST_EVENTS
 
-    def saw(events: Sequence[Event]) -> Sequence[Event]:
+    def observe(events: Sequence[Event]) -> Sequence[Event]:
         nonlocal left
         for event in events:
             if left > 0 or event.name == ITEM_ADDED:
@@ -168,7 +168,7 @@ def _events_watcher(remember: Remember) -> Callable[[Sequence[Event]], Sequence[
                 remember(reported_ids(event.data))
         return events
 
-    return saw
+    return observe
 
 
 class _UnparsedAnswer:
@@ -216,4 +216,4 @@ def _is_events(response: Response) -> bool:
 
 
 def _is_json(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() in ("application/json", "")
+    return media_type(content_type) in ("application/json", "")

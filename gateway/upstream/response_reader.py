@@ -13,7 +13,7 @@ from gateway.config.backends import Timeouts
 from gateway.dialects.openai_answers import OpenChoices
 from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response
+from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response, media_type
 from gateway.streams import END_OF_BODY_S, Comments, ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of, decode_whole
@@ -438,7 +438,7 @@ def _length_of(header_map: Mapping[str, str]) -> int:
 
 def is_event_stream(header_map: Mapping[str, str]) -> bool:
     """Return whether the body is a stream of events that can be read. Those in an unknown coding pass through."""
-    kind = header_map.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(header_map.get("content-type", ""))
     return kind == "text/event-stream" and ("content-encoding" not in header_map or _is_readable(header_map))
 
 
