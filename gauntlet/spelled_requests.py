@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -13,6 +11,7 @@ from yarl import URL
 from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import in_parallel, target
 from tests.fixtures.processes import Process
+from tests.fixtures.upstream import listening
 
 CHAT, PICTURES = "/v1/chat/completions", "/v1/images/generations"
 LIMIT = 10  # calls of a tenant
@@ -41,7 +40,6 @@ AT_ONCE = 16
 class Backend:
     """Says which call made an answer, and notes the paths that arrive."""
 
-    url: str = ""
     paths: set[str] = field(default_factory=set)
     calls: int = 0
 
@@ -54,21 +52,6 @@ class Backend:
             "finish_reason": "stop",
         }
         return web.json_response({"id": "x", "object": "chat.completion", "choices": [choice], "data": [{"url": "x"}]})
-
-
-@asynccontextmanager
-async def backend() -> AsyncIterator[Backend]:
-    it, app = Backend(), web.Application()
-    app.router.add_route("*", "/{path:.*}", it.answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    it.url = f"http://{host}:{port}/v1"
-    try:
-        yield it
-    finally:
-        await runner.cleanup()
 
 
 def spelled(path: str, draw: random.Random) -> str:
@@ -125,14 +108,15 @@ class Attack:
 
 async def attack(quick: bool) -> Finding:
     rounds, clients = (10 if quick else 100), [str(number) for number in range(2 * len(KEYS))]
-    async with backend() as asked, target(asked.url, POLICY) as it:
+    backend = Backend()
+    async with listening(backend.answer) as url, target(url, POLICY) as it:
         sent = Attack(it, random.Random(18))
         await in_parallel(AT_ONCE, (sent.ask(client) for _ in range(rounds) for client in clients))
         await in_parallel(AT_ONCE, (sent.draw_picture(client) for _ in range(2 * LIMIT) for client in clients))
         crossed = [owners for owners in sent.owners.values() if len(owners) > 1]
         routes, paths = (
             sorted(sent.routes - {"chats", "pictures", "status 429"}),
-            sorted(asked.paths - {CHAT, PICTURES, f"{PICTURES}/"}),
+            sorted(backend.paths - {CHAT, PICTURES, f"{PICTURES}/"}),
         )
     over = {client: made for client, made in sent.pictures.items() if made > LIMIT}
     number = (rounds + 2 * LIMIT) * len(clients)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import ONE_REQUEST_S, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.processes import Process
+from tests.fixtures.upstream import listening
 
 CAP = 10  # calls that a limit leaves room for
 TOKENS = 12  # of a call
@@ -59,7 +59,6 @@ UNMETERED = ("/v1/batches", "/v1/fine_tuning/jobs", "/v1/realtime/client_secrets
 class Provider:
     """Bills each call, and counts them by path."""
 
-    url: str = ""
     calls: Counter[str] = field(default_factory=Counter)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -88,22 +87,6 @@ class Provider:
         return out
 
 
-@asynccontextmanager
-async def provider() -> AsyncIterator[Provider]:
-    it, app = Provider(), web.Application()
-    app.router.add_route("*", "/{path:.*}", it.answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    it.url = f"http://{host}:{port}/v1"
-    try:
-        yield it
-    finally:
-        await runner.cleanup()
-
-
 def policy(limit: str) -> str:
     return f"{NO_CACHE}    limits: {limit}\n"
 
@@ -128,7 +111,8 @@ async def attack(quick: bool) -> Finding:
     over, under, wrong, asked = list[str](), list[str](), list[str](), 0
     limits = {"tokens": f"{{tokens: {CAP * TOKENS}/day}}", "cost": f"{{cost: {{per_day: {CAP * DOLLARS:.3f} USD}}}}"}
     for kind, limit in limits.items():
-        async with provider() as paid, target(paid.url, policy(limit), backend={"price": PRICE}) as it:
+        paid = Provider()
+        async with listening(paid.answer) as url, target(url, policy(limit), backend={"price": PRICE}) as it:
             for size in sizes:
                 for number, spender in enumerate(SPENDERS):
                     if kind == "tokens" and not spender.tokens:
