@@ -196,11 +196,11 @@ class AnswerComparer:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
         if label is None:
             return
-        told, chance = await self.evidence(pair.route, pair.call, label, pair.judged.entry, pair.fresh)
+        lesson, chance = await self.evidence(pair.route, pair.call, label, pair.judged.entry, pair.fresh)
         with self.budget.spending():
-            self._labels.report(pair.route, pair.judged, told, "miss", chance)
+            self._labels.report(pair.route, pair.judged, lesson, "miss", chance)
         await self._observe(pair, label)
-        if told is Label.RIGHT:
+        if lesson is Label.RIGHT:
             await self._labels.link(pair.judged, pair.fresh)
 
     async def evidence(self, route: str, call: Call, label: Label, stored: Entry, fresh: Entry) -> tuple[Label, float]:

@@ -136,11 +136,11 @@ class HitAudits:
         # The stored answer tells how often that to another question would have been found equal.
         equal_chance = await comparisons.chance(request.route, call, judged.entry)
         self._controls.of(request.route).audited(label, chosen.chance, equal_chance)
-        told, chance = await comparisons.evidence(request.route, call, label, judged.entry, fresh)
-        self._labels.report(request.route, judged, told, "audit", chance)
+        lesson, chance = await comparisons.evidence(request.route, call, label, judged.entry, fresh)
+        self._labels.report(request.route, judged, lesson, "audit", chance)
         if label is Label.WRONG:
             await self._labels.refute(relation_between(judged))
-        elif told is Label.RIGHT:
+        elif lesson is Label.RIGHT:
             await self._labels.link(judged, fresh)
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.audits.add(request.route, label)
