@@ -21,7 +21,7 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.context import RequestContext
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.messages import FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.streams import BufferedBody

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from bench.prompts import prose
 from bench.protocols import BODY, EVENTS, LONG, PROTOCOLS, completion
-from gateway.dialects.openai_answers import is_usage_chunk, split
+from gateway.dialects.openai.answers import is_usage_chunk, split
 
 BACKLOG = 4096  # connections that a crowd opens at once
 MOST = 16 * 2**20  # bytes of a body

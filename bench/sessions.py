@@ -25,7 +25,7 @@ from multidict import CIMultiDict
 from gateway.admin.policy_tests import IdleBackend
 from gateway.config.policy.model import Route, SessionSettings, Target, Tier
 from gateway.context import RequestContext
-from gateway.dialects.openai import CHAT, OpenAI
+from gateway.dialects.openai.dialect import CHAT, OpenAI
 from gateway.messages import FullBody, Price, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.backend_choice import BackendChoice

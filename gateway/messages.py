@@ -6,7 +6,8 @@ A value of this module never changes after its creation. Values that each reques
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -431,6 +432,16 @@ class Decisive:
             self.focus, self.context = split.focus, self.context + split.rest
             if self.focus is None:
                 self.no_question = Bypass.TOO_LONG
+
+
+class Content(ABC):
+    """A value in the body of a call that is not JSON."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def texts(self) -> Iterator[object]:
+        """Yield the texts that an answer may repeat, as strings, as bytes, or within JSON."""
 
 
 @dataclass(slots=True)

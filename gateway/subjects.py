@@ -65,7 +65,7 @@ class SubjectDigests:
 
 
 def names_in(user: str | None) -> Sequence[str]:
-    """Return the names in the user of a call. Two names are one JSON list (`gateway.dialects.openai.user_of`)."""
+    """Return the names in the user of a call. Two names are one JSON list (`user_of` of OpenAI's dialect)."""
     if not user:
         return ()
     if user.startswith('["'):

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.dialects.kserve import KServe
+from gateway.features.kserve.dialect import KServe
 from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import PAUSE_S, in_parallel, target
 from tests.fixtures.gateways import NO_CACHE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import Forbidden
-from gateway.http_server.grpc.port import address_of
+from gateway.features.kserve.grpc.port import address_of
 from gateway.principal import Principal, Role
 
 NARROW = Principal("key_a", "a", "acme", Role.USE, models=("gpt-4o-*", "text-?"))

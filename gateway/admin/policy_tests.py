@@ -23,7 +23,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.config.policy.tests import Expectation
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES
-from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.anthropic.dialect import speaks_anthropic
 from gateway.errors import BadRequest
 from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call, ScoredPrompt, Scorer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import HeadMemo, RequestContext
-from gateway.dialects.openai import CHAT, OpenAI, chat_body
+from gateway.dialects.openai.dialect import CHAT, OpenAI, chat_body
 from gateway.errors import GatewayError
 from gateway.messages import CacheDirectives, Entry, FullBody, Price
 from gateway.streams import close_body

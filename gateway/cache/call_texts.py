@@ -10,10 +10,7 @@ from typing import cast
 
 import orjson
 
-from gateway.dialects.kserve_message import InferenceRequest
-from gateway.dialects.kserve_tensors import elements
-from gateway.dialects.torchserve import FormPart
-from gateway.messages import Call
+from gateway.messages import Call, Content
 
 # Names of the client, which no cache stores, and definitions by its developer. An answer may repeat all other fields.
 _UNREAD_FIELDS = frozenset(
@@ -69,13 +66,8 @@ def _parts_of(value: object) -> Iterator[object]:
             yield f"{value:.0f}"
     elif isinstance(value, bytes):
         yield from _decoded(value)
-    elif isinstance(value, FormPart):
-        yield from (value.name, value.filename, value.data)
-    elif isinstance(value, InferenceRequest):
-        yield value.parameters
-        for tensor in value.inputs:
-            if tensor.datatype == "BYTES" and tensor.data is not None:
-                yield from elements(tensor.data)
+    elif isinstance(value, Content):
+        yield from value.texts()
 
 
 def _file_of(binary: re.Match[str]) -> Iterator[object]:

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from gateway.dialects.anthropic import Anthropic, speaks_anthropic
-from gateway.dialects.kserve import KServe
+from gateway.dialects.anthropic.dialect import Anthropic, speaks_anthropic
 from gateway.dialects.mcp import MCP
-from gateway.dialects.openai import OpenAI
-from gateway.dialects.openai_responses import OpenAIResponses
-from gateway.dialects.tfserving import TFServing
-from gateway.dialects.torchserve import TorchServe
+from gateway.dialects.openai.dialect import OpenAI
+from gateway.dialects.openai.responses import OpenAIResponses
+from gateway.extensions import Extensions
 from gateway.messages import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe(), MCP())
+EXTENSIONS = Extensions(
+    "nearhit.dialects",
+    {
+        "kserve": "gateway.features.kserve.dialect:KServe",
+        "tfserving": "gateway.features.tfserving.dialect:TFServing",
+        "torchserve": "gateway.features.torchserve.dialect:TorchServe",
+    },
+)
+DIALECTS: tuple[Dialect, ...] = (
+    *(OpenAI(), OpenAIResponses(), Anthropic()),
+    *(EXTENSIONS.load(name)() for name in EXTENSIONS.own),
+    MCP(),
+)
 
 MAX_PATHS = 1024  # remembered paths, each at most a request line long
 VERSIONED = "/v1"  # the path prefix of most APIs

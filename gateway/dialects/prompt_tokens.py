@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gateway.dialects.anthropic_answers import count_tokens
+from gateway.dialects.anthropic.answers import count_tokens
 from gateway.dialects.json_body import load_json
-from gateway.dialects.openai_answers import cached_tokens, usage_of
+from gateway.dialects.openai.answers import cached_tokens, usage_of
 
 USAGE = b'"usage"'
 

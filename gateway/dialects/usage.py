@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.json_body import count_of, load_json
-from gateway.dialects.openai_answers import cached_tokens, usage_of
+from gateway.dialects.openai.answers import cached_tokens, usage_of
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
 from gateway.messages import media_type

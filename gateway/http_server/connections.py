@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from gateway.config.schema import ServerConfig
 from gateway.context import RequestContext
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
 from gateway.http_server.response_writer import OutputBuffer, encode_answer, stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib
 import logging
 import os
 import resource
@@ -13,7 +12,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from gateway.adapters.redis.store_client import MAX_CONNECTIONS
 from gateway.adapters.system.tls_reloader import CertificateUnusable, ReloadingCertificate
@@ -21,15 +20,26 @@ from gateway.config import Config, OnnxBackendConfig
 from gateway.config.schema import ServerConfig
 from gateway.context import Handler
 from gateway.errors import StartupError
+from gateway.extensions import Extensions
 from gateway.ports import Clock
 from gateway.private_files import FILE, FOLDER, make_private
 from gateway.steps.error_boundary import Inflight
 
-if TYPE_CHECKING:
-    from gateway.http_server.grpc.port import GrpcPort
-
-
 T = TypeVar("T")
+
+# Ports of features, by their key in `server`.
+PORTS = Extensions("nearhit.ports", {"grpc": "gateway.features.kserve.grpc.port:GrpcPort"})
+
+
+class Port(Protocol):
+    """A port for clients, besides that of HTTP."""
+
+    async def start(self) -> tuple[str, int]:
+        """Listen and return the address, with the port that the system chose if the configured one is 0. Raise
+        `OSError`."""
+
+    async def stop(self) -> None:
+        """Accept no more calls, wait up to `drain_timeout` for the calls in flight, then abort them."""
 
 
 class DataDirLock:
@@ -79,13 +89,14 @@ def certificates_of(server: ServerConfig) -> tuple[ssl.SSLContext | None, Reload
 
 def grpc_port_of(
     server: ServerConfig, clock: Clock, handler: Handler, inflight: Inflight, certificate: ReloadingCertificate | None
-) -> GrpcPort | None:
+) -> Port | None:
     """Build the gRPC port; None if none is configured, so that gRPC is not imported. Raise `StartupError`."""
     if server.grpc is None:
         return None
-    grpc_port: type[GrpcPort] = importlib.import_module("gateway.http_server.grpc.port").GrpcPort
+    build = PORTS.load("grpc")
     try:
-        return grpc_port(server, clock, handler, inflight, certificate)
+        port: Port = build(server, clock, handler, inflight, certificate)
+        return port
     except CertificateUnusable as error:
         raise StartupError(f"server.tls: {error}") from None
 

@@ -18,9 +18,9 @@ from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
 from gateway.credentials import PROTOCOLS, keys_in_protocols
 from gateway.dialects.json_body import dump_strict
-from gateway.dialects.openai_responses import RESPONSES
-from gateway.dialects.openai_responses_answers import PREFIX
-from gateway.dialects.responses_socket import (
+from gateway.dialects.openai.responses import RESPONSES
+from gateway.dialects.openai.responses_answers import PREFIX
+from gateway.dialects.openai.responses_socket import (
     CANCEL,
     MAX_STREAMS,
     Create,

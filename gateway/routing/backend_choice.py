@@ -14,7 +14,7 @@ import numpy as np
 
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
-from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.anthropic.dialect import speaks_anthropic
 from gateway.dialects.self_contained import is_self_contained
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.messages import Call, ScoredPrompt, Scorer, Vector

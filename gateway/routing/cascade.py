@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.dialects.logprobs import TokenLogprobs, logprobs_reader
+from gateway.dialects.openai.logprobs import TokenLogprobs, logprobs_reader
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
 from gateway.messages import Admission, Call, Choice, Inspection, Usage
 from gateway.observability.telemetry import Telemetry

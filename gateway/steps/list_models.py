@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import orjson
 
 from gateway.context import RequestContext
-from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.anthropic.dialect import speaks_anthropic
 from gateway.dialects.known import MODELS
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound

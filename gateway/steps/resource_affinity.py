@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext, resolve_response
-from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.anthropic.dialect import speaks_anthropic
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, GatewayError
 from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response, media_type

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.bounded_cache import BoundedCache
 from gateway.config.backends import BatchRule
 from gateway.context import Backend, Load, RequestContext
-from gateway.dialects.kserve import batch_key, batch_rows, merge_calls, split_answer
+from gateway.dialects.open_inference.batch import batch_key, batch_rows, merge_calls, split_answer
 from gateway.errors import BackendError, MalformedResponse
 from gateway.messages import Call, FullBody, Response
 from gateway.ports import Clock

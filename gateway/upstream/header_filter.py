@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gateway.credentials import CredentialRules
-from gateway.dialects.anthropic import VERSION
+from gateway.dialects.anthropic.dialect import VERSION
 from gateway.principal import ACCOUNT, HEADER
 
 # For responses that an adapter makes itself.

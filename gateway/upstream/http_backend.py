@@ -17,13 +17,13 @@ from gateway.config.backends import Timeouts
 from gateway.config.schema import MAX_EVENT
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
-from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.anthropic_answers import MESSAGES
-from gateway.dialects.anthropic_thinking import INTERLEAVED, fit_thinking
+from gateway.dialects.anthropic.answers import MESSAGES
+from gateway.dialects.anthropic.dialect import speaks_anthropic
+from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking
 from gateway.dialects.known import DIALECTS, MODELS, can_translate
-from gateway.dialects.kserve import model_of_path, with_model_name
 from gateway.dialects.model_names import ModelNames
-from gateway.dialects.openai_answers import has_several_choices
+from gateway.dialects.open_inference.paths import model_of_path, with_model_name
+from gateway.dialects.openai.answers import has_several_choices
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError

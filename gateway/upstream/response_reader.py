@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from gateway.config.backends import Timeouts
-from gateway.dialects.openai_answers import OpenChoices
+from gateway.dialects.openai.answers import OpenChoices
 from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
 from gateway.errors import BackendError, UpstreamStreamError
 from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response, media_type

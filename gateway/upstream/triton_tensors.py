@@ -16,13 +16,13 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from gateway.adapters.inference_protobuf import EMPTY_FINAL, FINAL, answer_of, request_of
 from gateway.adapters.triton.models import RECONNECT, condition_from_error
-from gateway.adapters.triton.protobuf import EMPTY_FINAL, FINAL, answer_of, request_of
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
-from gateway.dialects.kserve import PATH, model_of_path
-from gateway.dialects.kserve_message import InferenceRequest, pack
 from gateway.dialects.model_names import ModelNames
+from gateway.dialects.open_inference.message import InferenceRequest, pack
+from gateway.dialects.open_inference.paths import PATH, model_of_path
 from gateway.errors import BackendError, BadRequest, MalformedResponse, NotFound, UpstreamStreamError
 from gateway.messages import Call, Event, EventStream, FullBody, Response
 from gateway.ports import ModelCondition

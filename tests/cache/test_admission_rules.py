@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gateway.cache.admission import UseCounts, admit_response, refuse_request, roles_of
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import AdmissionRules
-from gateway.dialects.openai import OpenAI
-from gateway.dialects.openai_responses import OpenAIResponses
+from gateway.dialects.openai.dialect import OpenAI
+from gateway.dialects.openai.responses import OpenAIResponses
 from gateway.messages import Admission, Inspection
 from tests.config.documents import config, rule, text
 from tests.fixtures.entries import hexed

@@ -19,7 +19,7 @@ from gateway.cache.learned_state import StateKeeper
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Refusal
 from gateway.observability.access_log import AccessLog

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.keys import keys_of, owner_of
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.messages import Call, Decisive
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.hits import EVENT_BYTES, MAX_ANSWER_BYTES, SplitCache
 from gateway.dialects.known import DIALECTS
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.dialects.openai_answers import split
+from gateway.dialects.openai.answers import split
 from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.responses import answering
 from tests.fixtures.upstream import Upstream, completion, question_of

@@ -20,7 +20,7 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.config import Tensors, Timeouts
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import BackendError
 from gateway.messages import EventStream, FullBody
 from gateway.streams import BufferedBody, close_body

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from gateway.dialects.anthropic import Anthropic
-from gateway.dialects.anthropic_errors import error, kind_for_status
+from gateway.dialects.anthropic.dialect import Anthropic
+from gateway.dialects.anthropic.errors import error, kind_for_status
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call

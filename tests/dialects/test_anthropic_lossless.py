@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic_answers import (
+from gateway.dialects.anthropic.answers import (
     AnthropicTextAnswer,
     assemble,
     count_tokens,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import anthropic_answers
-from gateway.dialects.openai_answers import CHAT, DONE, assemble, inspect, split
+from gateway.dialects.anthropic import answers as anthropic_answers
+from gateway.dialects.openai.answers import CHAT, DONE, assemble, inspect, split
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event
 from tests.dialects.test_openai_answers import chunk, data_of, encoded, part, whole

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.openai import OpenAI
-from gateway.dialects.openai_answers import DONE, assemble, inspect, split
+from gateway.dialects.openai.answers import DONE, assemble, inspect, split
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Call, Event
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.openai_answers import DONE, assemble, inspect, renew, split
+from gateway.dialects.openai.answers import DONE, assemble, inspect, renew, split
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import (
     CHAT,

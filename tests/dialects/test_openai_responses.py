@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.known import can_translate, find_dialect
-from gateway.dialects.openai import OpenAI
-from gateway.dialects.openai_responses import OpenAIResponses
+from gateway.dialects.openai.dialect import OpenAI
+from gateway.dialects.openai.responses import OpenAIResponses
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Event
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded

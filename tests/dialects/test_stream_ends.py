@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.dialects.anthropic import Anthropic
-from gateway.dialects.kserve import KServe
-from gateway.dialects.openai import OpenAI
-from gateway.dialects.openai_responses import OpenAIResponses
+from gateway.dialects.anthropic.dialect import Anthropic
+from gateway.dialects.openai.dialect import OpenAI
+from gateway.dialects.openai.responses import OpenAIResponses
+from gateway.features.kserve.dialect import KServe
 from gateway.messages import Dialect, Event
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 1}}

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.openai_answers import CHAT, DONE, assemble, inspect
+from gateway.dialects.openai.answers import CHAT, DONE, assemble, inspect
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event
 from tests.dialects.test_openai_answers import chunk, part

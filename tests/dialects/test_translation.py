@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects import anthropic_answers, openai_answers
-from gateway.dialects.anthropic import Anthropic
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.anthropic import answers as anthropic_answers
+from gateway.dialects.anthropic.dialect import Anthropic
+from gateway.dialects.openai import answers as openai_answers
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.chat_to_messages import messages_request
 from gateway.dialects.translation.messages_to_chat import chat_request

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects import anthropic_answers
-from gateway.dialects.anthropic_thinking import fit_thinking
+from gateway.dialects.anthropic import answers as anthropic_answers
+from gateway.dialects.anthropic.thinking import fit_thinking
 from gateway.dialects.translation.stops import ChatStops, StopText
 from gateway.errors import BadRequest
 from gateway.messages import Event

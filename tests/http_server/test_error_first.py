@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.messages import Event
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects import json_body, openai
+from gateway.dialects import json_body
 from gateway.dialects.json_body import check_keys
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai import dialect
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import PayloadTooLarge
 from gateway.messages import Call
 from gateway.steps.parse_and_route import LARGE_BODY
@@ -71,15 +72,15 @@ async def test_nothing_is_read_from_a_body_of_many_parts_on_the_event_loop(
 
         monkeypatch.setattr(module, function, noted)
 
-    noting(openai, "read_object")
-    noting(openai, "_decisive")
-    read_prompt = openai.PROMPTS["chat.completions"]
+    noting(dialect, "read_object")
+    noting(dialect, "_decisive")
+    read_prompt = dialect.PROMPTS["chat.completions"]
 
     def prompt(body: Mapping[str, Any]) -> str:
         threads.setdefault("prompt", set()).add(threading.get_ident())
         return read_prompt(body)
 
-    monkeypatch.setitem(openai.PROMPTS, "chat.completions", prompt)
+    monkeypatch.setitem(dialect.PROMPTS, "chat.completions", prompt)
     backends = {name: {"adapter": "openai", "url": upstream.url} for name in ("light", "large")}
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **MANY[name]}
     async with gateway_of(config_of(tmp_path, backends), TIERS) as served:

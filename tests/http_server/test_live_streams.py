@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.messages import Event
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.waiting import until

@@ -16,7 +16,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.dialects.openai_answers import split
+from gateway.dialects.openai.answers import split
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, fast_path, gateway_of
 from tests.fixtures.upstream import USAGE, Upstream
 from tests.fixtures.waiting import until

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from pydantic import BaseModel
 
-from gateway.dialects.openai_answers import assemble, split
+from gateway.dialects.openai.answers import assemble, split
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, chunk, completion, question_of
 from tests.http_server.conftest import openai_client

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.dialects.openai_answers import embeddings
+from gateway.dialects.openai.answers import embeddings
 from gateway.upstream import input_batch
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, stream

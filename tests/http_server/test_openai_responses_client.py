@@ -14,7 +14,7 @@ from aiohttp import web
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from gateway.dialects.openai_responses_answers import events_of
+from gateway.dialects.openai.responses_answers import events_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
 from tests.fixtures.responses import answering, response_to, text_item
 from tests.fixtures.upstream import Upstream

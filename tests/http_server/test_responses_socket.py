@@ -16,7 +16,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from gateway.config.api_keys import digest_of
-from gateway.dialects.openai_responses_answers import events_of
+from gateway.dialects.openai.responses_answers import events_of
 from gateway.http_server import responses_socket
 from gateway.observability.access_log import AccessLog
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of

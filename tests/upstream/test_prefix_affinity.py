@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic import Anthropic
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.anthropic.dialect import Anthropic
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.upstream.load_balancer import LoadCandidate, first_within_bound, pick
 from gateway.upstream.prefix_affinity import (
     BLOCK_BYTES,

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.dialects.model_names import ModelNames
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from gateway.upstream.load_balancer import sticky_key
 
 SYSTEM = {"role": "system", "content": "You are kind."}

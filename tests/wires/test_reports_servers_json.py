@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai.dialect import OpenAI
 from tests.wires.scripted import (
     DONE,
     HELLO,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
-from gateway.dialects.kserve_message import InferenceRequest, InferenceResponse, pack
-from gateway.dialects.kserve_tensors import NUMBERS, Tensor, elements, pack_strings
+from gateway.dialects.open_inference.message import InferenceRequest, InferenceResponse, pack
+from gateway.dialects.open_inference.tensors import NUMBERS, Tensor, elements, pack_strings
 from gateway.errors import UnsupportedByBackend
 
 DATATYPES = {

@@ -11,15 +11,15 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic_answers import PREFIX, message_of
-from gateway.dialects.anthropic_errors import error, kind_for_status
-from gateway.dialects.chat_deltas import call_list, texts_of
+from gateway.dialects.anthropic.answers import PREFIX, message_of
+from gateway.dialects.anthropic.errors import error, kind_for_status
 from gateway.dialects.json_body import count_of, dump_json, load_json
-from gateway.dialects.openai import CHAT
-from gateway.dialects.openai_answers import DONE, cached_tokens, reading, usage_of, written_tokens
+from gateway.dialects.openai.answers import DONE, cached_tokens, reading, usage_of, written_tokens
+from gateway.dialects.openai.chat_deltas import call_list, texts_of
+from gateway.dialects.openai.dialect import CHAT
+from gateway.dialects.openai.tool_call_deltas import ToolCallDeltas, arguments_text
 from gateway.dialects.sealed_calls import sealed
 from gateway.dialects.sse import encode_event
-from gateway.dialects.tool_call_deltas import ToolCallDeltas, arguments_text
 from gateway.dialects.translation.call_ids import UniqueIds, call_ids
 from gateway.dialects.translation.limits import OPENAI, fitting
 from gateway.dialects.translation.messages_to_chat import chat_request, own_stops

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic_thinking import fit_settings, fit_thinking
+from gateway.dialects.anthropic.thinking import fit_settings, fit_thinking
 from gateway.dialects.json_body import limit_of, load_json, sent_model
 from gateway.dialects.translation.call_ids import PairedIds
 from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic import MESSAGES
-from gateway.dialects.anthropic_answers import count_tokens
+from gateway.dialects.anthropic.answers import count_tokens
+from gateway.dialects.anthropic.dialect import MESSAGES
 from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
-from gateway.dialects.openai_answers import CHAT, DONE, reading
+from gateway.dialects.openai.answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request, own_stops
 from gateway.dialects.translation.limits import ANTHROPIC, fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic import without_cache_marks
+from gateway.dialects.anthropic.dialect import without_cache_marks
 from gateway.dialects.json_body import limit_of, sent_model
 from gateway.dialects.sealed_calls import is_sealed, reads_extra_content, unsealed
 from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema

@@ -1,0 +1,1 @@
+"""OpenAI's protocols: chat completions, completions, embeddings, and the Responses API."""
