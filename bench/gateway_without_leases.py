@@ -6,5 +6,5 @@ from gateway import pipeline
 from gateway.__main__ import main
 
 if __name__ == "__main__":
-    pipeline.PER_ROUTE = [step for step in pipeline.PER_ROUTE if step.name != "ClusterLease"]
+    pipeline.PER_ROUTE = [each for each in pipeline.PER_ROUTE if getattr(each, "name", "") != "ClusterLease"]
     raise SystemExit(main())

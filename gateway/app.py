@@ -32,6 +32,7 @@ from gateway.config import Config
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
+from gateway.feature import Core, Features
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.http_server.responses_socket import ResponsesSockets
@@ -39,7 +40,7 @@ from gateway.http_server.server import HttpServer
 from gateway.observability.access_log import AccessLog
 from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock
-from gateway.steps.assembly import RouteSteps, SharedSteps
+from gateway.steps.assembly import RouteSteps, SharedSteps, exact_lookup
 from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
@@ -63,6 +64,7 @@ class Gateway:
         observer: Observed,
         policies: Path | None,
         worker_environment: WorkerEnvironment | None,
+        stack: AsyncExitStack,
     ) -> None:
         self.config = config
         self.parts = parts
@@ -74,6 +76,17 @@ class Gateway:
         self.migration = bootstrap.migration_of(stores, parts)
         self.cutover = bootstrap.cutover_of(config, stores, parts, self.migration, self._on_cutover)
         self._deployment = Deployment.of(config)
+        self.features = Features(
+            Core(
+                clock=parts.clock,
+                telemetry=parts.telemetry,
+                stack=stack,
+                publisher=parts.fleet.publisher,
+                subscribe=parts.fleet.on,
+                flights=parts.flights,
+                exact_cache=lambda route, inner: exact_lookup(route, self.parts, inner),
+            )
+        )
         self._table = self._build(policy)
         # called for every request; a partial needs no Python frame
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")
@@ -131,7 +144,11 @@ class Gateway:
                 *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces, parts.memory).routes(),
                 *ExplainRequests(
-                    lambda: self.policy, lambda: self.parts, self._deployment, self.config.auth.passthrough_rules
+                    lambda: self.policy,
+                    lambda: self.parts,
+                    self._deployment,
+                    self.config.auth.passthrough_rules,
+                    self.features,
                 ).routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *bootstrap.privacy_admin_of(parts, self.stores, self.eraser).routes(),
@@ -163,7 +180,11 @@ class Gateway:
 
     def _build(self, policy: Policy) -> RouteTable:
         table = route_table(
-            policy, self._deployment, lambda route: RouteSteps(route, self.parts), self.parts.telemetry.failures
+            policy,
+            self._deployment,
+            lambda route: RouteSteps(route, self.parts, self.features.placement(route)),
+            self.features,
+            self.parts.telemetry.failures,
         )
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
@@ -290,6 +311,7 @@ async def running(
             partial(observer_of, stack, config, environ, access_log),
             policies,
             worker_environment,
+            stack,
         )
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()

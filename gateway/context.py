@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gateway.credentials import NONE_SHOWN, TRACING, Credentials
 from gateway.errors import TooManyInflight
@@ -19,7 +19,6 @@ from gateway.messages import (
     Affinity,
     Bypass,
     CacheDirectives,
-    CacheKeys,
     Call,
     Classification,
     Dialect,
@@ -85,6 +84,24 @@ class InspectedAnswer(NamedTuple):
     seconds: float  # from before the backend call to the end of the answer
 
 
+class FeatureState:
+    """The part of a request that belongs to one feature. A subclass has no required arguments."""
+
+    __slots__ = ()
+
+    number: ClassVar[int]
+    """The place of the state in `RequestContext.states`. Each subclass gets the next one."""
+    count: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        cls.number = FeatureState.count
+        FeatureState.count += 1
+
+
+S = TypeVar("S", bound=FeatureState)
+NO_STATES: list[Any] = []  # of a request that no feature has looked at; it stays empty
+
+
 class RequestContext:
     """`RequestContext` is a request from its first byte to its last: one object that the pipeline steps fill.
 
@@ -101,9 +118,11 @@ class RequestContext:
         "dialect", "call", "model", "credentials", "tenant", "account", "permit", "personal_data", "table", "route",
         "expose_headers", "expose_timings", "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
+        "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only",
         "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
         "inspected", "stale_available", "gathering", "claim", "lease",
+        # features: their states, see `of`
+        "states",
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
@@ -177,9 +196,6 @@ class RequestContext:
         self.variant = ""  # the headers that are part of its keys: see `cache.keys.variant_of`
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
-        # The keys for itself and for all, if only the answer says who may share it. The four fields above then change.
-        self.own_keys: CacheKeys | None = None
-        self.shared_keys: CacheKeys | None = None
         self.asker: Asker | None = None  # the client, if its route trusts an answer less than its scope would
         self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
         self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
@@ -198,6 +214,8 @@ class RequestContext:
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
         self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
         self.lease = 0  # the fencing token of the lease on the backend call; 0: no lease
+
+        self.states: list[Any] = NO_STATES  # by `FeatureState.number`; it grows when `of` needs it
 
         self.reached = 0  # the depth of the innermost step that it has reached
         # What the step reached last has returned or raised, until the step around it ends.
@@ -237,6 +255,18 @@ class RequestContext:
         another method is ignored (RFC 9110, section 7.8)."""
         return self.method == "GET" and self.headers.get("upgrade", "").lower() == "websocket"
 
+    # features
+
+    def of(self, kind: type[S]) -> S:
+        """Return the state of a feature. It is made when it is needed first."""
+        states, number = self.states, kind.number
+        if number >= len(states):
+            states = self.states = [*states, *(None for _ in range(FeatureState.count - len(states)))]
+        state: S | None = states[number]
+        if state is None:
+            state = states[number] = kind()
+        return state
+
     # budget
 
     @property
@@ -271,7 +301,7 @@ class RequestContext:
         """Look nothing up from now on, and store and share no answer."""
         self.bypass = self.bypass or reason
         self.scope = self.fingerprint = ""
-        self.own_keys = self.shared_keys = self.served = None
+        self.served = None
 
     # timings
 
@@ -347,6 +377,8 @@ class RequestContext:
             self.upstream_since = self.clock.monotonic()
         other = copy(self)
         other.outcome = None
+        if self.states:
+            other.states = [None if state is None else copy(state) for state in self.states]
         return other
 
     def internal_child(self, purpose: str) -> RequestContext:

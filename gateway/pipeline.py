@@ -6,18 +6,20 @@ A step answers the request, passes it to the next step, or waits. Steps that a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 from gateway.config import Config
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
 from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
+from gateway.feature import Feature, Features, Place, all_features, features_of
 from gateway.messages import Price, Response
 from gateway.steps.assembly import RouteSteps, SharedSteps
-from gateway.steps.guard import Guard, Recovery, ask_backend, call_alone, leave_caches, skip, skip_lookup
+from gateway.steps.guard import Guard, Recovery, ask_backend, call_alone, skip, skip_lookup
 from gateway.steps.parse_and_route import RouteTable
 
 B = TypeVar("B")
@@ -59,10 +61,6 @@ def _semantic(route: Route, _: Deployment) -> bool:
 
 def _cached(route: Route, _: Deployment) -> bool:
     return route.caches
-
-
-def _mcp(route: Route, _: Deployment) -> bool:
-    return route.mcp is not None
 
 
 def _counts_hits(route: Route, deployment: Deployment) -> bool:
@@ -107,14 +105,12 @@ SHARED: Sequence[Step[SharedSteps]] = (
     Step("ControlEndpoints", SharedSteps.control_endpoints, "feedback, jobs, batches: no policy applies"),
     Step("ParseAndRoute", SharedSteps.parse_and_route, "protocol -> call, policy -> route, cache keys", for_jobs=True),
 )  # fmt: skip
-PER_ROUTE: Sequence[Step[RouteSteps]] = (
+PER_ROUTE: Sequence[Step[RouteSteps] | Place] = (
     Step("CountRequests", RouteSteps.count_requests, "limits that also count hits", _counts_hits),
-    Step("McpResults", RouteSteps.mcp_results, "which results of MCP servers are cached, and for whom", _mcp,
-         recovery=leave_caches),
+    Place.KEYS,
     Step("Negotiate", RouteSteps.negotiate, "stream or whole, split or joined, from either stored form",
          recovery=ask_backend),
-    Step("SharedResults", RouteSteps.shared_results, "MCP results that all clients may share", _mcp,
-         recovery=leave_caches),
+    Place.LOOKUP,
     Step("ExactCache", RouteSteps.exact_cache, "memory, then store: the cheapest answer first", _exact, recovery=skip),
     Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached,
          recovery=call_alone),
@@ -130,41 +126,86 @@ PER_ROUTE: Sequence[Step[RouteSteps]] = (
 )  # fmt: skip
 
 
+class BuiltStep(NamedTuple):
+    """A step of the core or of a feature, with the function that wraps it around the next step."""
+
+    name: str
+    reason: str
+    recovery: Recovery | None
+    build: Callable[[Handler], Handler]
+
+
 def shared_pipeline(steps: SharedSteps, failures: StepFailures, *, for_jobs: bool = False) -> Handler:
     """Return the steps from a request's first byte to its route. The route's own steps follow."""
-    return _compose([step for step in SHARED if step.for_jobs or not for_jobs], steps, failures)
+    taken = (step for step in SHARED if step.for_jobs or not for_jobs)
+    return compose(
+        [BuiltStep(step.name, step.reason, step.recovery, partial(step.build, steps)) for step in taken], failures
+    )
 
 
 def route_table(
-    policy: Policy, deployment: Deployment, steps_of: Callable[[Route], RouteSteps], failures: StepFailures
+    policy: Policy,
+    deployment: Deployment,
+    steps_of: Callable[[Route], RouteSteps],
+    features: Features,
+    failures: StepFailures,
 ) -> RouteTable:
-    """Return a policy with the pipeline of each of its routes."""
+    """Return a policy with the pipeline of each of its routes. Open the features that it uses."""
     pipelines = {
-        route.name: _compose(
-            [step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route), failures, len(SHARED)
-        )
+        route.name: compose(_route_steps(route, deployment, steps_of(route), features), failures, len(SHARED))
         for route in policy.routes
     }
     return RouteTable(policy, pipelines)
 
 
+def _route_steps(route: Route, deployment: Deployment, core: RouteSteps, features: Features) -> list[BuiltStep]:
+    """Return the steps of a route, those of its features in their places."""
+    steps, used = list[BuiltStep](), features.of(route)
+    for step in PER_ROUTE:
+        if isinstance(step, Place):
+            steps += (
+                BuiltStep(each.name, each.reason, each.recovery, partial(each.build, runtime, route))
+                for feature, runtime in used
+                for each in feature.steps
+                if each.place is step
+            )
+        elif step.applies(route, deployment):
+            steps.append(BuiltStep(step.name, step.reason, step.recovery, partial(step.build, core)))
+    return steps
+
+
 def steps_of(route: Route, deployment: Deployment) -> list[tuple[str, str]]:
     """Return the name and reason of each step that requests of this route take."""
-    taken: list[Step[Any]] = [*SHARED]
-    taken += (step for step in PER_ROUTE if step.applies(route, deployment))
-    return [(step.name, step.reason) for step in taken]
+    shared = [(step.name, step.reason) for step in SHARED]
+    return shared + _named(features_of(route), lambda step: step.applies(route, deployment))
 
 
-def _compose(steps: Sequence[Step[B]], builder: B, failures: StepFailures, depth: int = 0) -> Handler:
+def steps_of_any_route() -> list[tuple[str, str]]:
+    """Return the name and reason of each step that a route may have, with those of all features."""
+    return _named(all_features(), lambda _: True)
+
+
+def _named(features: Iterable[Feature], is_taken: Callable[[Step[RouteSteps]], bool]) -> list[tuple[str, str]]:
+    """Return the steps of the core that are taken, and those of the features in their places."""
+    named, own = list[tuple[str, str]](), [step for feature in features for step in feature.steps]
+    for step in PER_ROUTE:
+        if isinstance(step, Place):
+            named += ((each.name, each.reason) for each in own if each.place is step)
+        elif is_taken(step):
+            named.append((step.name, step.reason))
+    return named
+
+
+def compose(steps: Sequence[BuiltStep], failures: StepFailures, depth: int = 0) -> Handler:
     """Build the steps, the innermost first. `depth`: the number of steps around them.
 
     Each optional step has a guard. So has each step right inside one: its guard tells the outer one that the request
     was passed on.
     """
     handler: Handler = _no_next_step
-    outer: Sequence[Step[B] | None] = (None, *steps)
+    outer: Sequence[BuiltStep | None] = (None, *steps)
     for number, step in reversed([*enumerate(steps)]):
-        built, around, recovery = step.build(builder, handler), outer[number], step.recovery
+        built, around, recovery = step.build(handler), outer[number], step.recovery
         reports = around is not None and around.recovery is not None
         if recovery is not None or reports:
             containment = Containment(step.name, failures, optional=recovery is not None)

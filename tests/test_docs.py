@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from gateway.__main__ import build_parser
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.policy.schema import PolicyFile
+from gateway.feature import all_features
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
+from gateway.observability.metrics import Counter, Gauge, Histogram
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import ShedReason
 
@@ -57,14 +59,23 @@ def test_every_verdict_and_reason_is_documented(words: type[StrEnum]) -> None:
 
 def test_every_metric_is_documented_with_its_labels() -> None:
     rows = {line for line in OBSERVING.splitlines() if line.startswith("| `nearhit_")}
-    for metric in Telemetry().metrics():
+    for metric in all_metrics():
         row = next((row for row in rows if f"`{metric.name}`" in row), None)
         assert row is not None, metric.name
         assert all(label in row for label in metric.labels), metric.name
 
 
+def all_metrics() -> Iterator[Counter | Gauge | Histogram]:
+    """Yield the metrics of the core and of all features."""
+    telemetry = Telemetry()
+    for feature in all_features():
+        if feature.metrics is not None:
+            telemetry.include(feature.metrics())
+    return telemetry.metrics()
+
+
 def test_no_metric_is_documented_that_does_not_exist() -> None:
-    known = {metric.name for metric in Telemetry().metrics()}
+    known = {metric.name for metric in all_metrics()}
     assert set(re.findall(r"`(nearhit_[a-z_]+)`", OBSERVING)) <= known
 
 

@@ -11,9 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from gateway.pipeline import PER_ROUTE, SHARED, Step
+from gateway.pipeline import SHARED, steps_of_any_route
 
 IMAGES = Path(__file__).parents[1] / "images"
 SOURCES = IMAGES / "source"
@@ -47,11 +46,11 @@ _ANSWERS = {
 
 def pipeline_source() -> str:
     """Return the Graphviz source of the pipeline."""
-    steps: list[Step[Any]] = [*SHARED, *PER_ROUTE]
-    names = [step.name for step in steps]
+    shared, of_route = ([(step.name, step.reason) for step in SHARED], steps_of_any_route())
+    names = [name for name, _ in (*shared, *of_route)]
     body = [
-        *_cluster("shared", "every request", SHARED),
-        *_cluster("route", "the steps of its route (a step that policy turns off is absent)", PER_ROUTE),
+        *_cluster("shared", "every request", shared),
+        *_cluster("route", "the steps of its route (a step that policy turns off is absent)", of_route),
         f"  client -> {' -> '.join(names)} -> upstream",
         *(
             f'  answer_{name} [label="{answer}", shape=plaintext, width=0, fillcolor="#ffffff"]\n'
@@ -62,11 +61,11 @@ def pipeline_source() -> str:
     return _HEAD + "\n".join(body) + "\n}\n"
 
 
-def _cluster(name: str, title: str, steps: Sequence[Step[Any]]) -> Iterator[str]:
+def _cluster(name: str, title: str, steps: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield f'  subgraph cluster_{name} {{ label="{title}"; labeljust=l; style="rounded"; color="#8899cc"'
-    for step in steps:
-        label = f'<b>{step.name}</b><br/><font point-size="10">{_escape(step.reason)}</font>'
-        yield f"    {step.name} [group=chain, label=<{label}>]"
+    for step, reason in steps:
+        label = f'<b>{step}</b><br/><font point-size="10">{_escape(reason)}</font>'
+        yield f"    {step} [group=chain, label=<{label}>]"
     yield "  }"
 
 

@@ -78,7 +78,9 @@ def rows(table: Table) -> Iterator[Row]:
 def _section_rows(section: type[Section], prefix: str, nested: bool, described: list[type[Section]]) -> Iterator[Row]:
     """Yield the rows of a section. `described` has the sections whose keys the table already has."""
     meanings = describe(section)
-    for key, field in section.model_fields.items():
+    fields = {**section.model_fields, **{each.key: each.field for each in section.further_keys()}}
+    for key in section.listed_keys():
+        field = fields[key]
         inner = [each for each in _sections_in(field.annotation) if nested]
         if not inner or field.default_factory is None:
             yield Row(prefix + key, _default(field), meanings[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -19,6 +19,7 @@ from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, CredentialRules
 from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest, EmbedderUnavailable
+from gateway.feature import Features, Unsupported, features_of
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
 from gateway.messages import Call, Choice, Embedding, Scorer
@@ -28,7 +29,6 @@ from gateway.routing.selection import Decision
 from gateway.routing.session import SessionEffect
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
-from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
 from gateway.steps.request_reading import described_request, find_route
@@ -71,6 +71,7 @@ class Explanation:
     outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
     session: str | None = None  # what the session does to the choice; None: the route has no sessions
+    features: Mapping[str, str] = field(default_factory=dict)  # the lines of the route's features, by their title
     screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
     personal_data: tuple[str, ...] = ()  # the kinds that the route looks for and that the request has
     privacy: str | None = None  # what the caches make of them: the action of the policy; None: it looks for none
@@ -95,6 +96,7 @@ class Explanation:
             "exact cache": self.exact,
             "semantic cache": self.semantic,
             **({} if self.screen is None else {"screen": self.screen}),
+            **self.features,
             **({"personal data": f"{', '.join(self.personal_data)}: {self.privacy}"} if self.personal_data else {}),
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
@@ -242,9 +244,20 @@ def build_explanation(
         steps=steps,
         session=None if decision.session_effect is None else _session(decision.session_effect),
         screen=None if screening is None else str(screening),
+        features=_feature_lines(request, route),
         personal_data=request.personal_data,
         privacy=None if route.privacy is None else route.privacy.action,
     )
+
+
+def _feature_lines(request: RequestContext, route: Route) -> dict[str, str]:
+    """Return what the features of a route say of a request, by the title of each line."""
+    lines: dict[str, str] = {}
+    for feature in features_of(route):
+        shown = feature.explain(request, route)
+        if not isinstance(shown, Unsupported):
+            lines |= shown
+    return lines
 
 
 def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
@@ -396,7 +409,9 @@ class ExplainRequests:
         parts: Callable[[], Parts],
         deployment: Deployment,
         rules: CredentialRules | None,
+        features: Features,
     ) -> None:
+        self._features = features
         self._policy = policy
         self._parts = parts
         self._deployment = deployment
@@ -428,7 +443,7 @@ class ExplainRequests:
         policy = self._policy()
         route = find_route(request, call, (call.model,), policy)
         apply_route(request, call, route)
-        call = apply_mcp(request, request.call or call, route, parts.mcp, parts.clock.wall())
+        call = self._features.apply(request, request.call or call, route)
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts)

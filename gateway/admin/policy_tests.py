@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.cache.mcp_results import McpKnowledge
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
@@ -25,6 +24,7 @@ from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES
 from gateway.dialects.anthropic.dialect import speaks_anthropic
 from gateway.errors import BadRequest
+from gateway.feature import idle_features
 from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call, ScoredPrompt, Scorer
 from gateway.observability.telemetry import Telemetry
@@ -35,7 +35,6 @@ from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
 from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
-from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.request_reading import described_request, find_route
 from gateway.upstream.latency import CallFeatures
@@ -119,11 +118,11 @@ class PolicyTestRunner:
         if call is None:
             return self._pass_through_outcome(request, route), None
         apply_route(request, call, route)
-        call = apply_mcp(request, request.call or call, route, McpKnowledge(), request.clock.wall())
+        clock, telemetry = FrozenClock(), Telemetry()
+        call = idle_features(clock, telemetry).apply(request, request.call or call, route)
         scorer: ComplexityScorer = (
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )
-        clock, telemetry = FrozenClock(), Telemetry()
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
         sessions = sessions_of(route, SessionTable(), clock, telemetry)
         decision = BackendChoice(

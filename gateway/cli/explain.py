@@ -15,7 +15,6 @@ import orjson
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via_gateway, validate_pair
 from gateway.admin.explanation import PATH, Explanation, build_explanation, embed_question, parse_request
-from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.model_factory import build_embedder
 from gateway.cli.admin_client import AdminAddress, AdminClient, CommandFailed, WrongUsage, admin_address, connect
 from gateway.cli.output import FAULT, GOOD, print_result, print_warning
@@ -28,6 +27,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
 from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest, EmbedderUnavailable
+from gateway.feature import idle_features
 from gateway.messages import Call, Embedding
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
@@ -40,7 +40,6 @@ from gateway.routing.selection import Decision
 from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
-from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.request_reading import find_route
 from gateway.upstream.backend import UpstreamPool
@@ -194,7 +193,7 @@ class OfflineExplainer:
         # Parse again, so that the time to load the model does not count against the request's budget.
         request, call = parse_request(value, clock, where, self._rules)
         apply_route(request, call, route)
-        call = apply_mcp(request, request.call or call, route, McpKnowledge(), clock.wall())
+        call = idle_features(clock, self._telemetry).apply(request, request.call or call, route)
         request.embedding, request.whole = embeddings
         decision = await self._decide(route, request)
         return build_explanation(request, call, route, decision, None, steps_of(route, self._deployment))

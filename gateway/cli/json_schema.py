@@ -60,13 +60,19 @@ class DescribedSchema(GenerateJsonSchema):
         json_schema = super().model_schema(schema)
         section: Any = schema["cls"]
         properties = json_schema["properties"]
+        fields = dict(section.model_fields)
+        for extension in section.further_keys():
+            fields[extension.key] = extension.field
+            properties[extension.key] = self.generate_inner(extension.form.core_schema)
+            properties[extension.key]["default"] = None
+        json_schema["properties"] = properties = {key: properties[key] for key in section.listed_keys()}
         for key, text in describe(section).items():
             value = {
                 name: item for name, item in properties[key].items() if name != "default"
             }  # pydantic writes it in seconds and bytes
             form = value.get("description")  # how to write the value
             properties[key] = {**value, "description": f"{text} Write {form}." if form else text}
-            if (default := file_default(section.model_fields[key])) is not None:
+            if (default := file_default(fields[key])) is not None:
                 properties[key]["default"] = default
         return json_schema
 

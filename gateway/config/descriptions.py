@@ -29,7 +29,8 @@ def describe(section: type[Section]) -> Mapping[str, str]:
     found = {} if section.described_in is None else dict(describe(section.described_in))
     for each in reversed(section.__mro__):
         found |= _module_strings(each.__module__).get(each.__name__, {})
-    return {key: found[key] for key in section.model_fields if key in found}
+    found |= {extension.key: extension.summary for extension in section.further_keys()}
+    return {key: found[key] for key in section.listed_keys() if key in found}
 
 
 def file_default(field: FieldInfo) -> object:

@@ -14,9 +14,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     ModelWrapValidatorHandler,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from gateway.config.errors import KeyPath, closest_match, format_value, unknown_name
@@ -25,10 +27,37 @@ _SENTENCE_ERROR = "sentence"  # the type of an error whose message is already th
 
 
 class Problem(NamedTuple):
-    """A contradiction inside a mapping: the key to point at (None: the mapping itself) and the sentence."""
+    """A contradiction inside a mapping: the key to point at (None: the mapping itself) and the sentence.
 
-    key: str | None
+    A tuple is the path of a key in a section within the mapping.
+    """
+
+    key: str | tuple[str, ...] | None
     error_sentence: str
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The path of the key within the mapping."""
+        return () if self.key is None else (self.key,) if isinstance(self.key, str) else self.key
+
+
+class Extension(NamedTuple):
+    """A key that a section has besides its fields. Its code is elsewhere."""
+
+    key: str
+    after: str  # the key that it follows in lists of keys; empty: it comes last
+    summary: str  # the description of the key
+    annotation: Any  # the type of its value, with its validators and forms
+
+    @property
+    def form(self) -> TypeAdapter[Any]:
+        """The adapter that reads the value."""
+        return TypeAdapter(self.annotation)
+
+    @property
+    def field(self) -> FieldInfo:
+        """The key as a field of its section, None by default."""
+        return FieldInfo.from_annotated_attribute(self.annotation, None)
 
 
 class Section(BaseModel):
@@ -44,26 +73,59 @@ class Section(BaseModel):
         """Yield the contradictions between keys. `given` is as written: any key may have any value."""
         return iter(())
 
+    @classmethod
+    def further_keys(cls) -> Iterator[Extension]:
+        """Yield the keys that the section has besides its fields."""
+        return iter(())
+
+    @classmethod
+    def further_key(cls, key: str) -> Extension | None:  # noqa: ARG003 - subclasses read it
+        """Return one of the `further_keys`; None: there is none of this key."""
+        return None
+
+    def extend(self, values: Mapping[str, Any]) -> None:
+        """Take the values of the further keys that the file has."""
+
+    @classmethod
+    def listed_keys(cls) -> list[str]:
+        """Return all keys in the order in which they are listed."""
+        keys = list(cls.model_fields)
+        for each in cls.further_keys():
+            keys.insert(keys.index(each.after) + 1 if each.after in keys else len(keys), each.key)
+        return keys
+
     @model_validator(mode="wrap")
     @classmethod
     def _report_all(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(value, dict):
             return handler(value)
-        strangers = [key for key in value if key not in cls.model_fields]
+        fields = {key: item for key, item in value.items() if key in cls.model_fields}
+        others = {key: cls.further_key(str(key)) for key in value if key not in fields}
+        strangers = [key for key, extension in others.items() if extension is None]
+        names = cls.listed_keys() if strangers else ()
         # The key that a misspelt one was meant to be counts as given, so that one slip is one fault.
-        misspelt = {guess: value[key] for key in strangers if (guess := closest_match(key, cls.model_fields))}
-        errors = [_error((key,), unknown_name("key", key, cls.model_fields), value[key]) for key in strangers]
-        known = {key: item for key, item in value.items() if key in cls.model_fields}
+        misspelt = {guess: value[key] for key in strangers if (guess := closest_match(key, names))}
+        errors = [_error((key,), unknown_name("key", key, names), value[key]) for key in strangers]
+        extensions = {key: extension for key, extension in others.items() if extension is not None}
+        known = {**fields, **{key: value[key] for key in extensions}}
         errors += [
-            _error(() if problem.key is None else (problem.key,), problem.error_sentence, value)
-            for problem in cls.problems({**misspelt, **known})
+            _error(problem.path, problem.error_sentence, value) for problem in cls.problems({**misspelt, **known})
         ]
+        values: dict[str, Any] = {}
+        for key, extension in extensions.items():
+            try:
+                values[key] = extension.form.validate_python(value[key])
+            except ValidationError as invalid:
+                errors += (
+                    _error((key, *each["loc"]), error_sentence(each), each["input"]) for each in invalid.errors()
+                )
         try:
-            section = handler(known)
+            section = handler(fields)
         except ValidationError as invalid:
             errors += cls._error_details(invalid, misspelt)
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
+        section.extend(values)
         return section
 
     @classmethod

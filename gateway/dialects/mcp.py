@@ -152,7 +152,7 @@ def _decisive(path: str, message: Mapping[str, Any], headers: Mapping[str, str])
     """Return the part of a request that decides its result: all of it, but what addresses or traces it.
 
     The server compares some headers with the body and requires others, so a stored result answers only requests with
-    the same ones. The session counts by its presence only, because `cache.mcp_results` decides who shares a result.
+    the same ones. The session counts by its presence only, because `features.mcp.results` decides who shares a result.
     """
     params = dict(message.get("params", {}))
     meta = {name: value for name, value in params.pop("_meta", {}).items() if name not in UNDECISIVE_META}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import TypeVar
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -23,6 +25,8 @@ from gateway.observability.metric_definitions import (
     StoreMetrics,
 )
 from gateway.observability.metrics import Counter, Gauge, Histogram, Labels
+
+G = TypeVar("G")
 
 
 class Telemetry(
@@ -54,8 +58,14 @@ class Telemetry(
         self.store_warnings = RateLimitedLog()
         self.failures = StepFailures(self.step_failures)
         self.replication = ReplicationMetrics()
+        self._groups: list[object] = [self.replication]
         self._labels_of: dict[str, list[Labels]] = {}  # by route: the labels of `requests`
         self._labels_seen = 0
+
+    def include(self, group: G) -> G:
+        """Show the metrics that an object has as attributes, such as those of a feature, and return the object."""
+        self._groups.append(group)
+        return group
 
     def record_savings(self, route: Labels, tokens: int, dollars: float, upstream_s: float) -> None:
         """Add the savings of a hit. `route`: labels of a metric that has only this label."""
@@ -86,7 +96,7 @@ class Telemetry(
         return sum(n for (route, _, verdict, _), n in self.requests.values.items() if not route and verdict == "miss")
 
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
-        candidates = (*vars(self).values(), *vars(self.replication).values())
+        candidates = chain(vars(self).values(), *(vars(group).values() for group in self._groups))
         return (value for value in candidates if isinstance(value, Counter | Gauge | Histogram))
 
     def collect(self) -> Iterator[Metric]:

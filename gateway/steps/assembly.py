@@ -9,6 +9,7 @@ from functools import partial
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
+from gateway.cache.placement import Placement
 from gateway.cache.screen import Screen
 from gateway.config.policy.model import Route, Semantic
 from gateway.config.policy.parameters import untuned
@@ -32,7 +33,6 @@ from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
 from gateway.steps.exact_fast_path import ExactFastPath
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.list_models import ModelList
-from gateway.steps.mcp_results import McpResults, ResultPlacement, SharedResults
 from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
@@ -103,16 +103,14 @@ class SharedSteps:
 
 @dataclass(frozen=True, slots=True)
 class RouteSteps:
-    """The steps of one route."""
+    """The steps of one route. `placement` decides where answers are stored, if their keys are known only with them."""
 
     route: Route
     parts: Parts
+    placement: Placement | None = None
 
     def count_requests(self, inner: Handler) -> Handler:
         return CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry).__call__
-
-    def mcp_results(self, inner: Handler) -> Handler:
-        return McpResults(inner, self.route, self.parts.mcp, self.parts.clock, self.parts.flights).__call__
 
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -120,9 +118,6 @@ class RouteSteps:
         members = dict.fromkeys(untuned(name) for tier in route.target.tiers for name in tier.members)
         models = ModelList([parts.pools[name] for name in members])
         return Negotiate(inner, route.replay, parts.clock, parts.split_cache, inputs, models).__call__
-
-    def shared_results(self, inner: Handler) -> Handler:
-        return SharedResults(inner, self._exact_lookup).__call__
 
     def exact_cache(self, inner: Handler) -> Handler:
         parts, embedder = self.parts, self.parts.space.embedder
@@ -136,26 +131,8 @@ class RouteSteps:
             prefetch = EmbeddingPrefetch(embedder)
         leased = None
         if parts.cluster_leases is not None:
-            leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable)
-        return self._exact_lookup(inner, prefetch, leased)
-
-    def _exact_lookup(
-        self, inner: Handler, prefetch: EmbeddingPrefetch | None = None, leased: LeasedLookup | None = None
-    ) -> Handler:
-        parts, lifetime = self.parts, exact_lifetime(self.route)
-        assert lifetime is not None  # else the step is absent
-        return ExactCache(
-            inner,
-            parts.store,
-            parts.evictions.is_absent,
-            parts.clock,
-            parts.telemetry,
-            lifetime,
-            self.route.admission,
-            parts.background,
-            prefetch,
-            leased,
-        ).__call__
+            leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable, self.placement)
+        return exact_lookup(self.route, parts, inner, prefetch, leased)
 
     def single_flight(self, inner: Handler) -> Handler:
         parts = self.parts
@@ -195,6 +172,7 @@ class RouteSteps:
             parts.telemetry,
             parts.unstorable,
             lifetime,
+            self.placement,
             exact=exact,
         ).__call__
 
@@ -221,7 +199,7 @@ class RouteSteps:
             prices=prices_of(route.target, parts.prices),
             unstorable=parts.unstorable,
             frequency=parts.frequency,
-            placement=None if route.mcp is None else ResultPlacement(route.name, route.mcp, parts.mcp),
+            placement=self.placement,
             schemas=parts.schemas,
         ).__call__
 
@@ -316,6 +294,30 @@ def _may_teach(request: RequestContext) -> bool:
     pairs with answers of its own."""
     asker, judged = request.asker, request.judged
     return asker is None or (judged is not None and asker.confirms(judged.entry))
+
+
+def exact_lookup(
+    route: Route,
+    parts: Parts,
+    inner: Handler,
+    prefetch: EmbeddingPrefetch | None = None,
+    leased: LeasedLookup | None = None,
+) -> Handler:
+    """Return the exact cache of a route around a handler."""
+    lifetime = exact_lifetime(route)
+    assert lifetime is not None  # else the step is absent
+    return ExactCache(
+        inner,
+        parts.store,
+        parts.evictions.is_absent,
+        parts.clock,
+        parts.telemetry,
+        lifetime,
+        route.admission,
+        parts.background,
+        prefetch,
+        leased,
+    ).__call__
 
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:

@@ -11,6 +11,7 @@ from gateway.cache.admission import HitForMiss
 from gateway.cache.cluster_leases import ClusterLeases
 from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import response_from_entry
+from gateway.cache.placement import Placement
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
 from gateway.messages import Bypass, Entry, Lifetime, Provenance, Response, Verdict
@@ -27,14 +28,17 @@ class LeasedLookup:
     """Looks a request up in the store. If there is no entry, the store grants the lease in the same round trip, which
     `ClusterLease` then need not ask for."""
 
-    def __init__(self, leases: ClusterLeases, store: NearbyStore, unstorable: HitForMiss) -> None:
+    def __init__(
+        self, leases: ClusterLeases, store: NearbyStore, unstorable: HitForMiss, placement: Placement | None
+    ) -> None:
         self._leases = leases
         self._store = store
         self._unstorable = unstorable
+        self._placement = placement
 
     async def get(self, request: RequestContext) -> Entry | None:
         """Return the entry, if it may be served. Raise `StoreUnavailable`."""
-        if not _is_leased(request, self._unstorable):
+        if not _is_leased(request, self._unstorable, self._placement):
             return await self._store.get(request.fingerprint)
         found = await self._leases.look_up(request.fingerprint)
         if isinstance(found, Entry):
@@ -53,11 +57,11 @@ def _is_written(write: asyncio.Task[bool]) -> bool:
     return not write.cancelled() and write.exception() is None and write.result()
 
 
-def _is_leased(request: RequestContext, unstorable: HitForMiss) -> bool:
+def _is_leased(request: RequestContext, unstorable: HitForMiss, placement: Placement | None) -> bool:
     """Return whether a call for the request is made under a lease."""
     if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
         return False
-    if request.shared_keys is not None:  # its answer may be stored under other keys, which the lease does not cover
+    if placement is not None and placement.applies(request):  # the lease does not cover the keys of its answer
         return False
     # the answer is not or may not be stored, or the store has just failed
     return not request.read_only and request.fingerprint not in unstorable and request.note != Bypass.STORE
@@ -76,10 +80,12 @@ class ClusterLease:
         telemetry: Telemetry,
         unstorable: HitForMiss,
         lifetime: Lifetime,
+        placement: Placement | None,
         *,
         exact: bool,
     ) -> None:
         self._inner = inner
+        self._placement = placement
         self._leases = leases
         self._store = store
         self._clock = clock
@@ -89,7 +95,7 @@ class ClusterLease:
         self._exact = exact
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        if not _is_leased(request, self._unstorable):
+        if not _is_leased(request, self._unstorable, self._placement):
             return self._inner(request)
         request.require_capacity()
         return self._forward_leased(request)

@@ -34,7 +34,6 @@ from gateway.cache.learned_state import SnapshotStore, StateKeeper
 from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.links import Links
 from gateway.cache.load_level import EncoderLoad
-from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
 from gateway.cache.pair_queue import PairQueue
@@ -298,7 +297,6 @@ class Parts:
     recorder: Recorder
     label_archive: LabelArchive
     unread: UnreadMemory
-    mcp: McpKnowledge
     erased: RecentErasures
     erasure_secret: str | None  # None: there is none, so nothing names those who caused it
     subjects: SubjectDigests | None  # as `erasure_secret`
@@ -384,7 +382,6 @@ async def build_parts(
         recorder=inputs.recorder,
         label_archive=inputs.label_archive,
         unread=UnreadMemory(config.server.max_unread),
-        mcp=_open_mcp(fleet, clock),
         erased=inputs.erased,
         erasure_secret=secret,
         subjects=None if secret is None else SubjectDigests(subject_key(secret)),
@@ -427,13 +424,6 @@ def _build_inputs(
         label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )
-
-
-def _open_mcp(fleet: Fleet, clock: Clock) -> McpKnowledge:
-    """Return the memory of MCP servers' changes, shared with other gateways."""
-    knowledge = McpKnowledge(fleet.publisher("mcp"))
-    fleet.on("mcp", lambda name: knowledge.apply_change(name, clock.wall()))
-    return knowledge
 
 
 def _open_leases(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> ClusterLeases | None:

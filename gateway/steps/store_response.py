@@ -12,6 +12,7 @@ from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refus
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
 from gateway.cache.late_vectors import LateVectors, add_to_index
+from gateway.cache.placement import Placement
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.cache.tool_calls import refuse_tool_calls
@@ -37,7 +38,6 @@ from gateway.messages import (
 )
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore, VectorIndex
-from gateway.steps.mcp_results import ResultPlacement
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
 
@@ -191,7 +191,7 @@ class StoreResponse:
         unstorable: HitForMiss,
         frequency: UseCounts,
         schemas: SchemaChecks,
-        placement: ResultPlacement | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self._inner = inner
         self._schemas = schemas
@@ -361,11 +361,10 @@ class StoreResponse:
         if admission is Admission.STORED and inspection.admission is Admission.TOOLS:
             admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
-        if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
+        if admission is Admission.STORED and self._placement is not None and self._placement.applies(request):
             private = directives.private or any(map(request.credentials.rules.sign_of, directives.vary))
-            placed = self._placement(request, call, inspection, private=private, request_time=now - seconds)
-            admission, lifetime_s = placed.admission, min(lifetime_s, placed.ttl_s)
-            keys = request.shared_keys if placed.public else None
+            placed = self._placement.place(request, call, inspection, private=private, request_time=now - seconds)
+            admission, lifetime_s, keys = placed.admission, min(lifetime_s, placed.ttl_s), placed.keys
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return None

@@ -12,8 +12,8 @@ import pytest
 
 from tests.clients.environments import CLIENTS, HERE, LLAMA_INDEX, MODULES, node, output_of, python_of
 from tests.clients.scripted import scripted
+from tests.features.mcp.server import serving_tools
 from tests.fixtures.gateways import Served, config_of, gateway_of
-from tests.fixtures.mcp_server import serving_tools
 from tests.fixtures.upstream import Upstream
 
 POLICY = """

@@ -17,9 +17,10 @@ import orjson
 import pytest
 
 from gateway import pipeline
+from gateway.config.policy.features import FEATURES
 from gateway.context import Handler, RequestContext
 from gateway.messages import Event, EventStream, Response
-from gateway.pipeline import Step
+from gateway.pipeline import BuiltStep, Step
 from gateway.routing.rate_limiter import RateLimiter
 from gateway.streams import StreamObserver, with_observer
 from tests.fixtures.gateways import Served, aboard, config_of, gateway_of
@@ -37,8 +38,10 @@ routes:
     limits: [{per: tenant, requests: 100M/s, count_hits: on}]
     route: {light: light, large: large, escalate_above: 0.5}
 """
-EVERY = [step.name for step in (*pipeline.SHARED, *pipeline.PER_ROUTE)]
-OPTIONAL = [step.name for step in (*pipeline.SHARED, *pipeline.PER_ROUTE) if step.recovery is not None]
+CORE = [step for step in (*pipeline.SHARED, *pipeline.PER_ROUTE) if isinstance(step, Step)]
+OF_FEATURES = [step for feature in (FEATURES.load("cache.mcp"),) for step in feature.steps]
+EVERY = [step.name for step in (*CORE, *OF_FEATURES)]
+OPTIONAL = [step.name for step in (*CORE, *OF_FEATURES) if step.recovery is not None]
 EARLY = ("before", "after")
 LATE = ("first items", "later items", "complete", "close")
 
@@ -61,11 +64,11 @@ class Fault:
             raise Unforeseen(f"{step}, {moment}")
 
 
-def faulty(step: Step[Any], fault: Fault) -> Step[Any]:
+def faulty(step: BuiltStep, fault: Fault) -> BuiltStep:
     """Return the step with a fault at each moment of a request."""
 
-    def build(builder: Any, inner: Handler) -> Handler:
-        handler = step.build(builder, inner)
+    def build(inner: Handler) -> Handler:
+        handler = step.build(inner)
 
         def run(request: RequestContext) -> Response | Awaitable[Response]:
             fault.meet(step.name, "before")
@@ -95,14 +98,18 @@ def faulty(step: Step[Any], fault: Fault) -> Step[Any]:
 
         return run
 
-    return replace(step, build=build)
+    return step._replace(build=build)
 
 
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     found = Fault()
-    monkeypatch.setattr(pipeline, "SHARED", [faulty(step, found) for step in pipeline.SHARED])
-    monkeypatch.setattr(pipeline, "PER_ROUTE", [faulty(step, found) for step in pipeline.PER_ROUTE])
+    compose = pipeline.compose
+
+    def faulty_steps(steps: Sequence[BuiltStep], *rest: Any) -> Handler:
+        return compose([faulty(step, found) for step in steps], *rest)
+
+    monkeypatch.setattr(pipeline, "compose", faulty_steps)
     return found
 
 

@@ -19,7 +19,9 @@ from gateway.config import Config
 from gateway.config.errors import ConfigInvalid, KeyPath, render_path
 from gateway.config.load import read_config, secret_variables
 from gateway.config.policy.check import CheckResult, check
+from gateway.config.policy.load import load_policy
 from gateway.config.policy.single_backend import upstream_config
+from gateway.feature import Unsupported, features_of
 
 # Limit of each check that uses the network; single requests have shorter limits. Reads from the local disk have no
 # limit, since a read cannot be cancelled.
@@ -100,7 +102,22 @@ async def _examine_config(
         *of_gateway,
         *of_backends,
         *machine.limits(limits, config),
+        *await asyncio.to_thread(lambda: list(feature_findings(config))),
     ]
+
+
+def feature_findings(config: Config) -> Iterator[Finding]:
+    """Yield the concerns of the features that the policy uses. `nearhit check` has the faults of a policy."""
+    try:
+        policy = load_policy(config.policies, config)
+    except ConfigInvalid:
+        return
+    for route in policy.routes:
+        for feature in features_of(route):
+            concerns = feature.doctor(route)
+            if not isinstance(concerns, Unsupported):
+                check = f"route {route.name}: {feature.key}"
+                yield from (warning(check, concern.found, concern.todo) for concern in concerns)
 
 
 async def _gateway(config: Config, token: str | None) -> list[Finding]:

@@ -18,13 +18,11 @@ from gateway.config.policy.model import (
     VERSION_HEADERS,
     AdmissionRules,
     AuditSettings,
-    McpSettings,
     Policy,
     PolicySource,
     PrivacySettings,
     RecordSettings,
     ReplaySettings,
-    ResultRule,
     Route,
     RouteMatch,
     Semantic,
@@ -37,7 +35,6 @@ from gateway.config.policy.model import (
 from gateway.config.policy.schema import (
     AuditRule,
     MatchRule,
-    McpRule,
     PolicyFile,
     RouteRule,
     SemanticRule,
@@ -74,7 +71,6 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,
         admission=AdmissionRules(**dict(cache.admit)),
-        mcp=None if cache.mcp is None else _compile_mcp(cache.mcp),
         replay=ReplaySettings(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         slo=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
@@ -85,6 +81,7 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         session=None if rule.session is None else _compile_session(rule.session),
         privacy=None if rule.privacy is None else PrivacySettings(frozenset(rule.privacy.pii), rule.privacy.action),
         expose_headers=rule.expose_headers,
+        rules={**rule.rules, **cache.rules},
         file=file,
         line=line,
     )
@@ -148,13 +145,6 @@ def _compile_semantic(rule: SemanticRule) -> Semantic:
         rule.coalesce,
         None if rule.learn is None else rule.learn.keep,
         rule.screen,
-    )
-
-
-def _compile_mcp(rule: McpRule) -> McpSettings:
-    return McpSettings(
-        {method: ResultRule(each.ttl, each.scope == "public") for method, each in rule.results.items()},
-        {name: ResultRule(each.ttl, each.scope == "public", each.read_only) for name, each in rule.tools.items()},
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from gateway.config.errors import ConfigError
 from gateway.config.policy.complexity import ClassifierSettings
@@ -18,6 +18,7 @@ from gateway.limits import Limits
 from gateway.ports import Acceptance
 from gateway.priority import Priority
 
+R = TypeVar("R")
 Pattern = Callable[[str], object]
 """Truthy for a text that matches."""
 Names = tuple[str, str, str]  # path, model and tenant
@@ -89,23 +90,6 @@ class AdmissionRules:
     trust: Literal["own", "tenant", "global"] | None = None  # whom an unconfirmed answer serves; None: its whole scope
     confirm: int | None = None  # how many independent clients must agree until an answer serves its whole scope
     confirm_by: Literal["key", "user"] = "key"  # the difference that makes two clients independent
-
-
-@dataclass(frozen=True, slots=True)
-class ResultRule:
-    """The caching of the results of one request of the Model Context Protocol, or of one tool."""
-
-    ttl_s: float
-    public: bool = False  # whether all clients that share answers may have them
-    read_only: bool = False  # of a tool: whether the policy says that it changes nothing
-
-
-@dataclass(frozen=True, slots=True)
-class McpSettings:
-    """The caching of results of MCP servers. `results` are rules by method, `tools` by name."""
-
-    results: Mapping[str, ResultRule] = field(default_factory=dict)
-    tools: Mapping[str, ResultRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +215,6 @@ class Route:
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
     admission: AdmissionRules = AdmissionRules()
-    mcp: McpSettings | None = None  # None: off
     replay: ReplaySettings = ReplaySettings()
     latency_budget_s: float | None = None
     slo: SloSettings = SloSettings()
@@ -242,6 +225,7 @@ class Route:
     session: SessionSettings | None = None  # None: off
     privacy: PrivacySettings | None = None  # None: personal data is not looked for
     expose_headers: bool = True
+    rules: Mapping[str, Any] = field(default_factory=dict)  # the rule of each feature that is on, by its key
     file: str = ""  # the file of the rule
     line: int = 0
     caches: bool = field(init=False)  # whether a cache is on
@@ -252,6 +236,10 @@ class Route:
         trust = self.admission.trust
         narrower = trust == "own" or (trust == "tenant" and self.share == "global")
         object.__setattr__(self, "withholds", self.caches and narrower)
+
+    def of(self, rule: type[R]) -> R | None:
+        """Return the rule of a feature by its type; None: the feature is off."""
+        return next((each for each in self.rules.values() if isinstance(each, rule)), None)
 
 
 @dataclass(frozen=True, slots=True)

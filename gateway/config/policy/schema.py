@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.complexity import ComplexityRule
+from gateway.config.policy.features import FeatureSection, feature_problems
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.model import PersonalData, SessionName
 from gateway.config.policy.targets import (
@@ -182,51 +183,10 @@ class AdmitRule(Section):
             yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
 
 
-Audience = Annotated[Literal["private", "public"], one_of("private", "public")]
-
-
-class McpResultRule(Section):
-    """The results of one request of the Model Context Protocol whose server gives no hints."""
-
-    ttl: PositiveDuration = Field(examples=["5m"])
-    """How long a result stays fresh if the server does not say."""
-    scope: Audience = "private"
-    """The clients that a result serves if the server does not say: those of one session (`private`), or all that
-    `share` lets share (`public`)."""
-
-
-class McpToolRule(Section):
-    """The results of one tool of an MCP server."""
-
-    ttl: PositiveDuration = Field(examples=["5m"])
-    """How long a result stays fresh."""
-    read_only: Switch = False
-    """`on`: the tool changes nothing. `off`: its results are stored only if the server's last list of tools says
-    `readOnlyHint`."""
-    scope: Audience = "private"
-    """The clients that a result serves: those of one session (`private`), or all that `share` lets share (`public`)."""
-
-
-McpMethod = Annotated[
-    Literal[
-        "prompts/get", "prompts/list", "resources/list", "resources/read", "resources/templates/list", "tools/list"
-    ],
-    one_of("prompts/get", "prompts/list", "resources/list", "resources/read", "resources/templates/list", "tools/list"),
-]
-
-
-class McpRule(Section):
-    """The caching of results of MCP servers. The hints `ttlMs` and `cacheScope` of a server decide first."""
-
-    results: Mapping[McpMethod, McpResultRule] = Field(default={})
-    """Methods, each with the lifetime that the server does not give, such as `{tools/list: {ttl: 5m}}`."""
-    tools: Mapping[Text, McpToolRule] = Field(default={})
-    """The tools whose results are stored, by exact name, such as `{search: {ttl: 5m}}`. Other calls always reach the
-    server."""
-
-
-class CacheRule(Section):
+class CacheRule(FeatureSection):
     """The caches of a route: what they serve, to whom, and for how long."""
+
+    prefix = "cache."
 
     exact: Annotated[ExactRule | None, _section_or_off("ttl: 1h"), or_schemas(OFF), ON_OR_OFF] = None
     """`{ttl: 24h}`: serve the stored response to an identical request. `off`: no exact cache."""
@@ -250,14 +210,6 @@ class CacheRule(Section):
     501 and 505."""
     admit: AdmitRule = Field(default_factory=AdmitRule)
     """The responses that are stored."""
-    mcp: Annotated[
-        McpRule | None,
-        BeforeValidator(optional_section(McpRule, "{tools: {search: {ttl: 5m}}}")),
-        or_schemas(SWITCH),
-        ON_OR_OFF,
-    ] = None
-    """`on`, or `{tools: {search: {ttl: 5m}}}`: results of MCP servers are stored as their hints say, for `exact.ttl` at
-    most. `off`: all messages reach the server."""
     replay: Annotated[Literal["full", "paced"], one_of("full", "paced")] = "full"
     """How hits are streamed: `full` at full speed, `paced` like a model."""
     replay_rate: Rate | None = None
@@ -269,26 +221,11 @@ class CacheRule(Section):
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("replay_rate") is not None and given.get("replay", "full") == "full":
             yield Problem("replay_rate", "has no effect with replay: full, expected replay: paced")
-        if given.get("mcp") not in (None, False, "off"):
-            yield from _mcp_problems(given)
         admit, share = given.get("admit"), given.get("share", "tenant")
         if isinstance(admit, dict):
             yield from _trust_problems(admit.get("trust"), admit.get("confirm"), share)
             if admit.get("confirm") is not None and not isinstance(given.get("semantic"), dict):
                 yield Problem("admit", "confirm compares answers to similar questions, expected cache.semantic")
-
-
-def _mcp_problems(given: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the faults of `mcp` next to the other caches."""
-    admit = given.get("admit")
-    if not isinstance(given.get("exact"), dict):
-        yield Problem("mcp", "results are exact entries, whose ttl bounds theirs, expected cache.exact")
-    if isinstance(admit, dict) and admit.get("trust") is not None:
-        yield Problem(
-            "mcp",
-            "cannot stand next to admit.trust, because the scope of a result says whom it serves, "
-            "expected only one of the two",
-        )
 
 
 def _trust_problems(trust: object, confirm: object, share: object) -> Iterator[Problem]:
@@ -442,15 +379,13 @@ def _privacy_problems(privacy: object, cache: object, record: object) -> Iterato
     if not isinstance(privacy, dict):
         return
     caches = cache if isinstance(cache, dict) else {}
-    if caches.get("mcp") not in (None, False, "off"):
-        yield Problem("privacy", "reads no MCP messages, expected only one of privacy and cache.mcp")
-    elif not _enabled_caches(cache) and record in (None, False, "off"):
+    if not _enabled_caches(cache) and record in (None, False, "off"):
         yield Problem("privacy", "has nothing to protect, expected cache.exact, cache.semantic or record")
     elif privacy.get("action") == "redact-key" and not isinstance(caches.get("semantic"), dict):
         yield Problem("privacy", "redact-key changes the text that is embedded, expected cache.semantic")
 
 
-class RouteRule(Section):
+class RouteRule(FeatureSection):
     """One rule of a policy file."""
 
     name: Name = Field(examples=["support"])
@@ -491,6 +426,7 @@ class RouteRule(Section):
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error")
         yield from duplicate_limit_problems(limits)
         yield from _privacy_problems(given.get("privacy"), cache, given.get("record"))
+        yield from feature_problems(given)
 
 
 class PolicyFile(Section):

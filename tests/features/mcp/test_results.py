@@ -8,10 +8,11 @@ import orjson
 import pytest
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.mcp_results import (
+from gateway.dialects.mcp import MCP, VERSION_KEY
+from gateway.features.mcp.results import (
     NEVER,
     McpKnowledge,
-    Placement,
+    ResultTerms,
     changed_subjects,
     place_result,
     read_only_tools,
@@ -19,13 +20,14 @@ from gateway.cache.mcp_results import (
     since_change,
     subject_of,
 )
-from gateway.config.policy.model import McpSettings, ResultRule
-from gateway.dialects.mcp import MCP, VERSION_KEY
+from gateway.features.mcp.rule import McpRule
 from gateway.messages import NO_DIRECTIVES, Admission, Bypass, CacheDirectives, CacheHints, Call
 
-SETTINGS = McpSettings(
-    {"tools/list": ResultRule(60.0, public=True), "prompts/get": ResultRule(30.0)},
-    {"search": ResultRule(20.0), "weather": ResultRule(20.0, public=True, read_only=True)},
+RULE = McpRule.model_validate(
+    {
+        "results": {"tools/list": {"ttl": "60s", "scope": "public"}, "prompts/get": {"ttl": "30s"}},
+        "tools": {"search": {"ttl": "20s"}, "weather": {"ttl": "20s", "scope": "public", "read_only": True}},
+    }
 )
 
 
@@ -49,7 +51,7 @@ def call_of(method: str, *, modern: bool = True, **params: Any) -> Call:
     ],
 )
 def test_a_call_is_looked_up_if_something_says_so(call: Call, listed: bool, refusal: Bypass | None) -> None:
-    assert refusal_of(SETTINGS, call, lambda _: listed) is refusal
+    assert refusal_of(RULE, call, lambda _: listed) is refusal
 
 
 STORED, NO_TTL = Admission.STORED, Admission.NO_TTL
@@ -58,25 +60,25 @@ STORED, NO_TTL = Admission.STORED, Admission.NO_TTL
 @pytest.mark.parametrize(
     ("call", "hints", "private", "placement"),
     [
-        (call_of("resources/read"), CacheHints(), False, Placement(NO_TTL)),
-        (call_of("resources/read"), CacheHints(9.0), False, Placement(STORED, 9.0, False)),
-        (call_of("resources/read"), CacheHints(9.0, public=True), False, Placement(STORED, 9.0, True)),
-        (call_of("resources/read"), CacheHints(9.0, public=True), True, Placement(STORED, 9.0, False)),
+        (call_of("resources/read"), CacheHints(), False, ResultTerms(NO_TTL)),
+        (call_of("resources/read"), CacheHints(9.0), False, ResultTerms(STORED, 9.0, False)),
+        (call_of("resources/read"), CacheHints(9.0, public=True), False, ResultTerms(STORED, 9.0, True)),
+        (call_of("resources/read"), CacheHints(9.0, public=True), True, ResultTerms(STORED, 9.0, False)),
         # the server's words count before the policy's
-        (call_of("tools/list"), CacheHints(), False, Placement(STORED, 60.0, True)),
-        (call_of("tools/list"), CacheHints(0.0), False, Placement(NO_TTL)),
-        (call_of("tools/list"), CacheHints(90.0, public=False), False, Placement(STORED, 90.0, False)),
-        (call_of("prompts/get"), CacheHints(), False, Placement(STORED, 30.0, False)),
+        (call_of("tools/list"), CacheHints(), False, ResultTerms(STORED, 60.0, True)),
+        (call_of("tools/list"), CacheHints(0.0), False, ResultTerms(NO_TTL)),
+        (call_of("tools/list"), CacheHints(90.0, public=False), False, ResultTerms(STORED, 90.0, False)),
+        (call_of("prompts/get"), CacheHints(), False, ResultTerms(STORED, 30.0, False)),
         # of a tool, the shorter lifetime does
-        (call_of("tools/call", name="weather"), CacheHints(90.0), False, Placement(STORED, 20.0, True)),
-        (call_of("tools/call", name="weather"), CacheHints(5.0), False, Placement(STORED, 5.0, True)),
-        (call_of("tools/call", name="search"), CacheHints(), False, Placement(STORED, 20.0, False)),
+        (call_of("tools/call", name="weather"), CacheHints(90.0), False, ResultTerms(STORED, 20.0, True)),
+        (call_of("tools/call", name="weather"), CacheHints(5.0), False, ResultTerms(STORED, 5.0, True)),
+        (call_of("tools/call", name="search"), CacheHints(), False, ResultTerms(STORED, 20.0, False)),
     ],
 )
 def test_a_result_lives_as_server_and_policy_say(
-    call: Call, hints: CacheHints, private: bool, placement: Placement
+    call: Call, hints: CacheHints, private: bool, placement: ResultTerms
 ) -> None:
-    assert place_result(SETTINGS, call, hints, private=private) == placement
+    assert place_result(RULE, call, hints, private=private) == placement
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from mcp import Client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import ElicitResult, ToolListChangedNotification
 
+from tests.features.mcp.server import ToolServer, client_of, serving_tools
 from tests.fixtures.gateways import Served, aboard, config_of, gateway_of
-from tests.fixtures.mcp_server import ToolServer, client_of, serving_tools
 from tests.fixtures.waiting import until
 
 CACHED = """

@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gateway.bounded_cache import BoundedCache
-from gateway.config.policy.model import McpSettings, ResultRule
 from gateway.dialects.mcp import CALL_TOOL, CHANGES, READ_RESOURCE, has_hints, params_of
+from gateway.features.mcp.rule import McpResultRule, McpRule, McpToolRule
 from gateway.messages import Admission, Bypass, CacheDirectives, CacheHints, Call
 
 MAX_CHANGES = 10_000  # remembered changes; before the oldest one, all results count as changed
@@ -27,20 +27,21 @@ def authorisation_of(tenant: str, key: str) -> str:
 
 
 # Whether a call is looked up.
-def refusal_of(settings: McpSettings, call: Call, only_reads: Callable[[str], bool]) -> Bypass | None:
+def refusal_of(rule: McpRule, call: Call, only_reads: Callable[[str], bool]) -> Bypass | None:
     """Return why a call is not looked up; None: it is. `only_reads`: whether the server says so of a tool."""
-    rule = rule_of(settings, call)
     if call.operation != CALL_TOOL:
-        return None if rule is not None or has_hints(call) else Bypass.POLICY
-    if rule is None or not (rule.read_only or only_reads(_tool_of(call))):
+        return None if call.operation in rule.results or has_hints(call) else Bypass.POLICY
+    tool = rule.tools.get(_tool_of(call))
+    if tool is None or not (tool.read_only or only_reads(_tool_of(call))):
         return Bypass.TOOL
     return None
 
 
-def rule_of(settings: McpSettings, call: Call) -> ResultRule | None:
+def rule_of(rule: McpRule, call: Call) -> McpResultRule | McpToolRule | None:
+    """Return the rule for the results of a call; None: the policy has none."""
     if call.operation == CALL_TOOL:
-        return settings.tools.get(_tool_of(call))
-    return settings.results.get(call.operation)
+        return rule.tools.get(_tool_of(call))
+    return next((each for method, each in rule.results.items() if method == call.operation), None)
 
 
 def _tool_of(call: Call) -> str:
@@ -49,26 +50,26 @@ def _tool_of(call: Call) -> str:
 
 
 # How long a result lives.
-class Placement(NamedTuple):
-    """The decision about a complete result."""
+class ResultTerms(NamedTuple):
+    """The decision about a complete result: whether it is stored, for how long, and whether all clients share it."""
 
     admission: Admission
     ttl_s: float = 0.0
     public: bool = False
 
 
-def place_result(settings: McpSettings, call: Call, hints: CacheHints, *, private: bool) -> Placement:
+def place_result(rule: McpRule, call: Call, hints: CacheHints, *, private: bool) -> ResultTerms:
     """Decide on a complete result. The server's words count before the policy's; of a tool, the shorter lifetime does.
 
     `private`: an HTTP header of the answer says so. The route's `exact.ttl` bounds the lifetime besides.
     """
-    rule = rule_of(settings, call)
-    stated = [ttl for ttl in (hints.ttl_s, None if rule is None else rule.ttl_s) if ttl is not None]
+    own = rule_of(rule, call)
+    stated = [ttl for ttl in (hints.ttl_s, None if own is None else own.ttl) if ttl is not None]
     ttl_s = 0.0 if not stated else min(stated) if call.operation == CALL_TOOL else stated[0]
     if ttl_s <= 0:
-        return Placement(Admission.NO_TTL)
-    public = (rule is not None and rule.public) if hints.public is None else hints.public
-    return Placement(Admission.STORED, ttl_s, public and not private)
+        return ResultTerms(Admission.NO_TTL)
+    public = (own is not None and own.scope == "public") if hints.public is None else hints.public
+    return ResultTerms(Admission.STORED, ttl_s, public and not private)
 
 
 # Changes that servers announce, and the tools that only read.

@@ -9,9 +9,16 @@ from dataclasses import replace
 from gateway.cache.flight import SharedCall
 from gateway.cache.freshness import bypass_of
 from gateway.cache.keys import keys_of, owner_of, variant_of
-from gateway.cache.mcp_results import (
+from gateway.cache.placement import Placed
+from gateway.cache.response_directives import is_anonymous
+from gateway.config.policy.model import Route
+from gateway.context import FeatureState, Handler, RequestContext, resolve_response
+from gateway.dialects.mcp import CALL_TOOL, CHANGES, LIST_TOOLS, MCP, SESSION, params_of, read_message, result_of
+from gateway.dialects.sse import SSEParser
+from gateway.errors import UpstreamStreamError
+from gateway.feature import Runtime
+from gateway.features.mcp.results import (
     McpKnowledge,
-    Placement,
     authorisation_of,
     changed_subjects,
     place_result,
@@ -20,12 +27,7 @@ from gateway.cache.mcp_results import (
     since_change,
     subject_of,
 )
-from gateway.cache.response_directives import is_anonymous
-from gateway.config.policy.model import McpSettings, Route
-from gateway.context import Handler, RequestContext, resolve_response
-from gateway.dialects.mcp import CALL_TOOL, CHANGES, LIST_TOOLS, MCP, SESSION, params_of, read_message, result_of
-from gateway.dialects.sse import SSEParser
-from gateway.errors import UpstreamStreamError
+from gateway.features.mcp.rule import McpRule
 from gateway.messages import (
     Admission,
     Bypass,
@@ -45,16 +47,60 @@ from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 MARKS = tuple(name.rpartition("/")[2].encode() for name in CHANGES)
 
 
+class McpKeys(FeatureState):
+    """The keys of a request whose answer says who may share it: for its own client, and for all clients.
+
+    None: the request is not looked up.
+    """
+
+    __slots__ = ("own", "shared")
+
+    def __init__(self) -> None:
+        self.own: CacheKeys | None = None
+        self.shared: CacheKeys | None = None
+
+
+class McpRuntime(Runtime):
+    """The shared parts of the feature: what servers announced, and the calls in flight."""
+
+    __slots__ = ("_clock", "_exact_cache", "_flights", "_knowledge")
+
+    def __init__(
+        self,
+        knowledge: McpKnowledge,
+        clock: Clock,
+        flights: MutableMapping[str, SharedCall],
+        exact_cache: Callable[[Route, Handler], Handler],
+    ) -> None:
+        self._knowledge = knowledge
+        self._clock = clock
+        self._flights = flights
+        self._exact_cache = exact_cache
+
+    def results(self, route: Route, inner: Handler) -> Handler:
+        return McpResults(inner, route, self._knowledge, self._clock, self._flights).__call__
+
+    def shared_results(self, route: Route, inner: Handler) -> Handler:
+        return SharedResults(inner, lambda on_miss: self._exact_cache(route, on_miss)).__call__
+
+    def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
+        return apply_mcp(request, call, route, self._knowledge, self._clock.wall())
+
+    def placement(self, route: Route) -> ResultPlacement | None:
+        rule = route.of(McpRule)
+        return None if rule is None else ResultPlacement(route.name, rule, self._knowledge)
+
+
 def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpKnowledge, now: float) -> Call:
     """Set the keys of a request whose MCP result may be stored, and return its call as it goes on.
 
     `now`: wall-clock seconds. `apply_route` has set the keys of all other requests.
     """
-    settings = route.mcp
-    if settings is None or call.dialect.name != MCP.name or call.uncached not in (Bypass.POLICY, Bypass.TOOL):
+    rule = route.of(McpRule)
+    if rule is None or call.dialect.name != MCP.name or call.uncached not in (Bypass.POLICY, Bypass.TOOL):
         return call
     authorisation = _authorisation(request)
-    refusal = refusal_of(settings, call, lambda tool: knowledge.only_reads(route.name, authorisation, tool))
+    refusal = refusal_of(rule, call, lambda tool: knowledge.only_reads(route.name, authorisation, tool))
     if refusal is not None:
         request.bypass = refusal
         return call
@@ -74,8 +120,10 @@ def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpK
 
     # Nobody shares a key with a client that nothing tells from others: not even a call in flight.
     owner = authorisation + session if _is_somebody(request) else secrets.token_hex(16)
-    request.own_keys, request.shared_keys = keys(owner, authorisation), keys(public, public)
-    use_keys(request, request.own_keys)
+    own = keys(owner, authorisation)
+    state = request.of(McpKeys)
+    state.own, state.shared = own, keys(public, public)
+    use_keys(request, own)
     return call
 
 
@@ -129,8 +177,9 @@ class McpResults:
         return self._read(request)
 
     async def _read(self, request: RequestContext) -> Response:
-        if request.own_keys is not None and request.call is not None:
-            self._inflight[request] = subject_of(request.call), request.own_keys.fingerprint
+        own = request.of(McpKeys).own
+        if own is not None and request.call is not None:
+            self._inflight[request] = subject_of(request.call), own.fingerprint
         try:
             response = await resolve_response(self._inner(request))
         finally:
@@ -206,39 +255,46 @@ class SharedResults:
         self._look_up = exact_cache(self._on_miss)
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        if request.shared_keys is None or request.bypass is not None:
+        shared = request.of(McpKeys).shared
+        if shared is None or request.bypass is not None:
             return self._inner(request)
-        use_keys(request, request.shared_keys)
+        use_keys(request, shared)
         return self._look_up(request)
 
     def _on_miss(self, request: RequestContext) -> Response | Awaitable[Response]:
-        assert request.own_keys is not None  # set with the shared ones
-        use_keys(request, request.own_keys)
+        own = request.of(McpKeys).own
+        assert own is not None  # set with the shared ones
+        use_keys(request, own)
         return self._inner(request)
 
 
 class ResultPlacement:
-    """Decides where an MCP result is stored."""
+    """Decides where the MCP results of a route are stored."""
 
-    def __init__(self, route: str, settings: McpSettings, knowledge: McpKnowledge) -> None:
+    __slots__ = ("_knowledge", "_route", "_rule")
+
+    def __init__(self, route: str, rule: McpRule, knowledge: McpKnowledge) -> None:
         self._route = route
-        self._settings = settings
+        self._rule = rule
         self._knowledge = knowledge
 
-    def __call__(
+    def applies(self, request: RequestContext) -> bool:
+        return request.of(McpKeys).shared is not None
+
+    def place(
         self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, request_time: float
-    ) -> Placement:
-        """Return the decision. `request_time`: wall clock, when it was called. `private`: as in `place_result`."""
-        placement = place_result(self._settings, call, inspection.hints, private=private)
-        if placement.admission is not Admission.STORED:
-            return placement
-        if not placement.public and not _is_somebody(request):
-            return Placement(Admission.PRIVATE)
-        assert request.shared_keys is not None  # only such results are placed
-        owner = request.shared_keys.owner if placement.public else _authorisation(request)
+    ) -> Placed:
+        terms = place_result(self._rule, call, inspection.hints, private=private)
+        if terms.admission is not Admission.STORED:
+            return Placed(terms.admission)
+        if not terms.public and not _is_somebody(request):
+            return Placed(Admission.PRIVATE)
+        shared = request.of(McpKeys).shared
+        assert shared is not None  # else the placement does not apply
+        owner = shared.owner if terms.public else _authorisation(request)
         if request_time <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
-            return Placement(Admission.PURGED)
-        return placement
+            return Placed(Admission.PURGED)
+        return Placed(Admission.STORED, terms.ttl_s, shared if terms.public else None)
 
 
 def _messages_of(stream: bytes) -> Sequence[bytes]:

@@ -1,0 +1,128 @@
+"""The keys of features in a policy: which feature a key belongs to, and the sections that take such keys.
+
+A feature is imported when a policy names its key, or when all keys are listed. So the core knows no feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Protocol
+
+from pydantic import BeforeValidator, PrivateAttr
+
+from gateway.config.validation import Extension, Problem, Section
+from gateway.errors import StartupError
+from gateway.extensions import Extensions
+
+FEATURES = Extensions(
+    "nearhit.features",
+    {
+        "cache.mcp": "gateway.features.mcp.feature:MCP_RESULTS",
+    },
+)
+"""The features of routes by their key, such as `cache.mcp` or `session`. Their steps in one place of the pipeline have
+this order. The features of other packages follow."""
+
+
+class KeyedFeature(Protocol):
+    """The part of `gateway.feature.Feature` that a policy file is read with."""
+
+    @property
+    def key(self) -> str:
+        """Its path in a route."""
+
+    @property
+    def after(self) -> str:
+        """The key that it follows in lists of keys; empty: it comes last."""
+
+    @property
+    def summary(self) -> str:
+        """The description of the key, for editors and the table of settings."""
+
+    @property
+    def form(self) -> Any:
+        """The annotated type of the values that a file may write. A value of None turns the feature off."""
+
+    def problems(self, route: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the contradictions between the feature and the other keys of a route. `route` is as written."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenFeature:
+    """A feature whose code cannot be imported. Each use of its key is a fault."""
+
+    key: str
+    reason: str
+    after: str = ""
+    summary: str = ""
+
+    @property
+    def form(self) -> Any:
+        def refuse(_: object) -> object:
+            raise ValueError(self.reason)
+
+        return Annotated[Any, BeforeValidator(refuse)]
+
+    def problems(self, _: Mapping[str, Any]) -> Iterator[Problem]:
+        return iter(())
+
+
+def feature_of(key: str) -> KeyedFeature | None:
+    """Return the feature of a key, such as `cache.mcp`; None: no package has one."""
+    try:
+        feature: KeyedFeature | None = FEATURES.load(key)
+    except StartupError as error:
+        return BrokenFeature(key, str(error))
+    return feature
+
+
+class FeatureSection(Section):
+    """A section whose further keys belong to features."""
+
+    prefix: ClassVar[str] = ""
+    """The path of the section in a route, such as `cache.`."""
+
+    _rules: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def rules(self) -> Mapping[str, Any]:
+        """The rule of each feature that is on, by its key such as `cache.mcp`."""
+        return self._rules
+
+    @classmethod
+    def further_keys(cls) -> Iterator[Extension]:
+        for key in FEATURES.names():
+            if key.startswith(cls.prefix) and "." not in key.removeprefix(cls.prefix):
+                feature = feature_of(key)
+                assert feature is not None  # it is one of the names
+                yield _extension(feature, cls.prefix)
+
+    @classmethod
+    def further_key(cls, key: str) -> Extension | None:
+        feature = feature_of(cls.prefix + key)
+        return None if feature is None else _extension(feature, cls.prefix)
+
+    def extend(self, values: Mapping[str, Any]) -> None:
+        self._rules = {self.prefix + key: rule for key, rule in values.items() if rule is not None}
+
+
+def _extension(feature: KeyedFeature, prefix: str) -> Extension:
+    return Extension(feature.key.removeprefix(prefix), feature.after, feature.summary, feature.form)
+
+
+def feature_problems(route: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the contradictions of each feature that a route turns on. `route` is as written."""
+    for key in _keys_of(route):
+        feature = feature_of(key)
+        if feature is not None:
+            yield from feature.problems(route)
+
+
+def _keys_of(route: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of a route and of its sections that may be those of features which are on."""
+    for key, value in route.items():
+        if value not in (None, False, "off"):
+            yield key
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner, rule in value.items() if rule not in (None, False, "off"))

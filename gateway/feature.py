@@ -1,0 +1,194 @@
+"""Features: what a route may have besides the core. Each is a folder of `gateway.features`, or a package of its own.
+
+A `Feature` has a key in a route, the model of its rule, its steps, and its answers to `explain`, `doctor`, `simulate`
+and `erase`. Every feature answers each of these, or says `Unsupported`. `Features` opens a feature when the first route
+uses it. A feature that no route uses is not imported.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from gateway.cache.flight import SharedCall
+from gateway.cache.placement import Placement
+from gateway.cache.stored_parts import Part
+from gateway.config.policy.features import FEATURES
+from gateway.config.policy.model import Route
+from gateway.config.validation import Problem
+from gateway.context import Handler, RequestContext
+from gateway.messages import Call
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.steps.guard import Recovery, skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The reason why a feature has no answer, as a sentence without a full stop."""
+
+    reason: str
+
+
+class Place(StrEnum):
+    """A place of the pipeline in which steps of features stand. `gateway.pipeline` has them in order."""
+
+    KEYS = "which answers a request may get"
+    LOOKUP = "lookups before the exact cache"
+
+
+class Concern(NamedTuple):
+    """A warning of `nearhit doctor`."""
+
+    found: str
+    todo: str
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The parts of the gateway that features build on. Features of a policy that is only read get idle ones."""
+
+    clock: Clock
+    telemetry: Telemetry
+    stack: AsyncExitStack  # closes what a feature opens
+    publisher: Callable[[str], Callable[..., None]]  # of events of a topic to the other gateways
+    subscribe: Callable[[str, Callable[..., None]], None]  # to the events of a topic
+    flights: MutableMapping[str, SharedCall]  # the calls in flight, by fingerprint
+    exact_cache: Callable[[Route, Handler], Handler]  # the exact cache of a route, around a handler
+
+
+class Runtime:
+    """The shared parts of a feature while a gateway runs. A feature overrides what it has."""
+
+    def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
+        """Make the decisions on a request that the steps make before a lookup, and return its call as it goes on. Tests
+        of policies and `explain` use it, as well as the steps."""
+        return call
+
+    def placement(self, route: Route) -> Placement | None:
+        """Return what decides where answers of a route are stored; None: nothing but its keys."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureStep:
+    """A step of a feature. `build` wraps it around the next step. `recovery`: how a request goes on after the step has
+    failed (`gateway.steps.guard`). `reason` is shown by `nearhit explain --steps`."""
+
+    name: str
+    place: Place
+    reason: str
+    build: Callable[[Any, Route, Handler], Handler]  # the first argument is the `Runtime` of the feature
+    recovery: Recovery = skip
+
+
+class Feature(ABC):
+    """A feature of routes."""
+
+    key: str
+    """Its path in a route, such as `session` or `cache.mcp`."""
+    after: str = ""
+    """The key that it follows in lists of keys; empty: it comes last."""
+    summary: str
+    """The description of its key, for editors and the table of settings."""
+    steps: Sequence[FeatureStep] = ()
+    metrics: type | None = None
+    """A class without arguments whose objects have the feature's metrics as attributes: `open` includes one in the
+    telemetry of the core."""
+
+    @property
+    @abstractmethod
+    def form(self) -> Any:
+        """The annotated type of the values that a file may write: usually an optional `Section`, which is both the
+        schema and the compiled form. A value of None turns the feature off."""
+
+    def problems(self, route: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the contradictions between the feature and the other keys of a route. `route` is as written."""
+        return iter(())
+
+    @abstractmethod
+    def open(self, core: Core) -> Runtime:
+        """Build the shared parts. Called once, before a policy that uses the feature comes into force."""
+
+    @property
+    @abstractmethod
+    def stores(self) -> Sequence[Part] | Unsupported:
+        """The parts that store something of requests, besides entries. Each says how erase and export reach it."""
+
+    @abstractmethod
+    def explain(self, request: RequestContext, route: Route) -> Mapping[str, str] | Unsupported:
+        """Return the lines of `nearhit explain` about a request, by their title."""
+
+    @abstractmethod
+    def doctor(self, route: Route) -> Iterable[Concern] | Unsupported:
+        """Yield what is likely to go wrong on a route."""
+
+    @abstractmethod
+    def simulate(self) -> Unsupported | None:
+        """Return None if a simulation makes the feature's decisions again, otherwise why it does not."""
+
+
+def all_features() -> Iterator[Feature]:
+    """Yield the features of this wheel and of installed packages. It imports all of them."""
+    for key in FEATURES.names():
+        feature: Feature = FEATURES.load(key)
+        yield feature
+
+
+def features_of(route: Route) -> Iterator[Feature]:
+    """Yield the features that a route uses, in the order of their steps."""
+    for key in FEATURES.names() if len(route.rules) > 1 else route.rules:
+        if key in route.rules:
+            feature: Feature = FEATURES.load(key)
+            yield feature
+
+
+class Features:
+    """The features of a gateway. Each is opened when the first route uses it, and stays open."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._open: dict[str, Runtime] = {}
+
+    def of(self, route: Route) -> list[tuple[Feature, Runtime]]:
+        """Return the features of a route with their shared parts, in the order of their steps."""
+        return [(feature, self._runtime(feature)) for feature in features_of(route)]
+
+    def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
+        """Make the decisions of the route's features on a request, and return its call as it goes on."""
+        for _, runtime in self.of(route):
+            call = runtime.apply(request, call, route)
+        return call
+
+    def placement(self, route: Route) -> Placement | None:
+        """Return what decides where answers of a route are stored: that of the first feature which has one."""
+        placements = (runtime.placement(route) for _, runtime in self.of(route))
+        return next((each for each in placements if each is not None), None)
+
+    def _runtime(self, feature: Feature) -> Runtime:
+        runtime = self._open.get(feature.key)
+        if runtime is None:
+            runtime = self._open[feature.key] = feature.open(self._core)
+        return runtime
+
+
+def idle_features(clock: Clock, telemetry: Telemetry) -> Features:
+    """Return features for a policy that is only read: without other gateways, calls and caches."""
+    core = Core(
+        clock=clock,
+        telemetry=telemetry,
+        stack=AsyncExitStack(),
+        publisher=lambda _: _ignore,
+        subscribe=_ignore,
+        flights={},
+        exact_cache=lambda _, inner: inner,
+    )
+    return Features(core)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing with an event."""
