@@ -645,6 +645,10 @@ class Dialect(Protocol):
     def id_header(self) -> str | None:
         """The header in which its clients look for a request id; None: x-request-id, which every answer has."""
 
+    @property
+    def accepted_by(self) -> frozenset[str] | None:
+        """The other dialects whose backends accept its calls unchanged; None: all do."""
+
     def claims(self, method: str, path: str) -> bool:
         """Return whether such requests belong to this dialect. Requests that no dialect claims are passed through
         unchanged."""

@@ -144,7 +144,7 @@ class EntriesHandler:
         """Return question and answer. None: they may not be shown, or are not text."""
         if not _may_show(entry.route, self._policy()):
             return {"prompts": False, "question": None, "answer": None}
-        dialect = next((each for each in DIALECTS if each.name == entry.dialect), None)
+        dialect = DIALECTS.get(entry.dialect)
         call = None if dialect is None else call_of(entry, dialect)
         answer = None if dialect is None or call is None else dialect.answer_text(call, entry.payload, entry.streamed)
         return {"prompts": True, "question": _truncate(entry.question), "answer": _truncate(answer)}

@@ -260,7 +260,7 @@ class ExportImport:
         front: TieredStore,
         removal: Purge,
         spaces: Spaces,
-        dialects: Sequence[Dialect],
+        dialects: Mapping[str, Dialect],
         stored: Callable[[Entry, Vector | None], None],
         clock: Clock,
         max_entry: int,
@@ -269,7 +269,7 @@ class ExportImport:
         self._front = front
         self._removal = removal
         self._spaces = spaces
-        self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
+        self._dialects = dialects
         self._stored = stored
         self._clock = clock
         self._max_entry = max_entry

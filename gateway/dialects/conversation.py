@@ -37,6 +37,7 @@ class Conversational(ABC):
     """`Conversational` is the part of a `Dialect` for JSON events that are stored as they were sent."""
 
     id_header: str | None = None
+    accepted_by: frozenset[str] | None = frozenset()
     relays = False
     reforms = False
     keep_alive: Event = KEEP_ALIVE

@@ -1,50 +1,126 @@
-"""The wire protocols that clients speak, in the order in which they may claim a request."""
+"""The wire protocols that clients speak, in the order in which they may claim a request.
+
+Each is declared with what must be known before it is imported. Other packages declare theirs as entry points of the
+group `nearhit.dialects`; these are imported at the start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway.dialects.anthropic.dialect import Anthropic, speaks_anthropic
-from gateway.dialects.mcp import MCP
-from gateway.dialects.openai.dialect import OpenAI
-from gateway.dialects.openai.responses import OpenAIResponses
+from gateway.dialects.open_inference.paths import PATH
 from gateway.extensions import Extensions
 from gateway.messages import Dialect
-
-EXTENSIONS = Extensions(
-    "nearhit.dialects",
-    {
-        "kserve": "gateway.features.kserve.dialect:KServe",
-        "tfserving": "gateway.features.tfserving.dialect:TFServing",
-        "torchserve": "gateway.features.torchserve.dialect:TorchServe",
-    },
-)
-DIALECTS: tuple[Dialect, ...] = (
-    *(OpenAI(), OpenAIResponses(), Anthropic()),
-    *(EXTENSIONS.load(name)() for name in EXTENSIONS.own),
-    MCP(),
-)
 
 MAX_PATHS = 1024  # remembered paths, each at most a request line long
 VERSIONED = "/v1"  # the path prefix of most APIs
 MODELS = VERSIONED + "/models"  # a list that may combine several backends
 
-# Further dialects of a vendor, which its backends speak too.
-COMPATIBLE = {OpenAIResponses.name: OpenAI.name}
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A dialect before it is imported. `path` matches the whole path of its POST requests; None: it is always imported,
+    and tells itself. Backends of the `adapters` answer its calls, besides those of its own name."""
+
+    place: str  # module:attribute
+    path: re.Pattern[str] | None = None
+    adapters: frozenset[str] = frozenset()
+
+
+DECLARED: Mapping[str, Declaration] = {
+    "openai": Declaration("gateway.dialects.openai.dialect:OpenAI"),
+    "openai-responses": Declaration("gateway.dialects.openai.responses:OpenAIResponses"),
+    "anthropic": Declaration("gateway.dialects.anthropic.dialect:Anthropic"),
+    "kserve": Declaration("gateway.features.kserve.dialect:KServe", PATH, frozenset({"triton", "onnx"})),
+    "tfserving": Declaration(
+        "gateway.features.tfserving.dialect:TFServing",
+        re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))"),
+    ),
+    "torchserve": Declaration(
+        "gateway.features.torchserve.dialect:TorchServe",
+        re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?"),
+    ),
+    "mcp": Declaration("gateway.dialects.mcp:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
+}
+DEFAULT = "openai"  # the protocol of the gateway's own errors where no other is known
+
+
+def path_of(name: str) -> re.Pattern[str]:
+    """Return the pattern that a dialect of this wheel declares for its paths."""
+    path = DECLARED[name].path
+    assert path is not None
+    return path
+
+
+class Dialects(Mapping[str, Dialect]):
+    """The dialects by name. Each is imported when it is used first: by a backend at the start, or by a request."""
+
+    def __init__(self, declared: Mapping[str, Declaration]) -> None:
+        self._declared = declared
+        self._extensions = Extensions("nearhit.dialects", {name: each.place for name, each in declared.items()})
+        self._loaded: dict[str, Dialect] = {}
+        self._names: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Dialect:
+        """Return the dialect. Raise `KeyError`, or `StartupError` if that of another package is broken."""
+        dialect = self._loaded.get(name)
+        if dialect is None:
+            build = self._extensions.load(name)
+            if build is None:
+                raise KeyError(name)
+            dialect = self._loaded[name] = build()
+        return dialect
+
+    def __iter__(self) -> Iterator[str]:
+        if not self._names:
+            self._names = self._extensions.names()
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(tuple(self))
+
+    def prepare(self, adapters: Iterable[str]) -> None:
+        """Import what these adapters answer, and the dialects of other packages. Raise `StartupError`."""
+        used = frozenset(adapters)
+        for name in self:
+            declared = self._declared.get(name)
+            if declared is None or declared.path is None or name in used or not declared.adapters.isdisjoint(used):
+                self[name]
+
+    def claimant(self, method: str, path: str) -> str | None:
+        """Return the name of the dialect of a request; None: no dialect claims it."""
+        for name in self:
+            declared = self._declared.get(name)
+            if declared is None or declared.path is None:
+                claims = self[name].claims(method, path)
+            else:
+                claims = method == "POST" and declared.path.fullmatch(path) is not None
+            if claims:
+                return name
+        return None
+
+
+DIALECTS = Dialects(DECLARED)
 
 
 @lru_cache
-def can_translate(speaks: str, dialect: str) -> bool:
-    """Return whether a backend that speaks one dialect also accepts the other, by their names. Many model servers have
-    an MCP endpoint too."""
-    return dialect == MCP.name or speaks in (dialect, COMPATIBLE.get(dialect))
+def accepts(speaks: str, dialect: str) -> bool:
+    """Return whether a backend that speaks one dialect accepts the calls of another unchanged, by their names."""
+    if speaks == dialect:
+        return True
+    accepted_by = DIALECTS[dialect].accepted_by
+    return accepted_by is None or speaks in accepted_by
 
 
 @lru_cache(maxsize=MAX_PATHS)
 def find_dialect(method: str, path: str) -> Dialect | None:
     """Return the dialect of a request; None: the request passes through unparsed."""
-    return next((dialect for dialect in DIALECTS if dialect.claims(method, path)), None)
+    name = DIALECTS.claimant(method, path)
+    return None if name is None else DIALECTS[name]
 
 
 def suggest_path(method: str, path: str) -> str | None:
@@ -53,7 +129,7 @@ def suggest_path(method: str, path: str) -> str | None:
     It adds `/v1`, which the client's base URL may lack, or removes one that occurs twice.
     """
     for other in (VERSIONED + path, path.removeprefix(VERSIONED)):
-        if other != path and (find_dialect(method, other) is not None or (method == "GET" and other == MODELS)):
+        if other != path and (DIALECTS.claimant(method, other) is not None or (method == "GET" and other == MODELS)):
             return other
     return None
 
@@ -63,4 +139,4 @@ def error_dialect(method: str, path: str, headers: Mapping[str, str]) -> Dialect
 
     Anthropic's clients are known by a header; the default is OpenAI.
     """
-    return find_dialect(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[0])
+    return find_dialect(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[DEFAULT])

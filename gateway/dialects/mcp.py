@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.json_body import dump_json, read_object
+from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, CacheHints, Call, Decisive, Event, Inspection, Outgoing
@@ -60,7 +61,8 @@ class MCP(Unstreamed):
 
     name = "mcp"
     relays = True
-    path = re.compile(r"(?:/[^/]+)*/mcp/?")
+    path = path_of("mcp")
+    accepted_by = None  # many model servers have an MCP endpoint, too
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         """Return the call of any body. The server judges bodies that are not one valid request."""

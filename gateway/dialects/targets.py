@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from gateway.dialects.known import MAX_PATHS, find_dialect
+from gateway.dialects.known import DIALECTS, MAX_PATHS, find_dialect
 from gateway.messages import Dialect
 
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
@@ -42,10 +42,10 @@ def canonical_path(method: str, path: str) -> str:
     if "%" not in path and "//" not in path and "/." not in path and not path.endswith("/"):
         return path
     plain = _without_dot_segments(_SLASHES.sub("/", _ESCAPE.sub(_decode_unreserved, path)))
-    if find_dialect(method, plain) is not None:
+    if DIALECTS.claimant(method, plain) is not None:
         return plain
     decoded = _without_dot_segments(_SLASHES.sub("/", unquote(plain))).rstrip("/")
-    return decoded if find_dialect(method, decoded) is not None else plain
+    return decoded if DIALECTS.claimant(method, decoded) is not None else plain
 
 
 def _decode_unreserved(escape: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ class Unstreamed:
 
     name = ""
     id_header: str | None = None
+    accepted_by: frozenset[str] | None = frozenset()
     relays = False
     reforms = False
     keep_alive: Event = KEEP_ALIVE

@@ -12,13 +12,13 @@ from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBack
 from gateway.config.backends import HttpUpstream
 from gateway.config.environment import read_secret
 from gateway.context import Backend
+from gateway.dialects.known import DIALECTS
 from gateway.dialects.model_names import ModelNames
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.upstream import onnx_factory
 from gateway.upstream.aiohttp_session import AiohttpSession
 from gateway.upstream.backend import BackendRules, UpstreamPool
-from gateway.upstream.batching import Batching
 from gateway.upstream.hedging import HedgeRules
 from gateway.upstream.http_backend import HttpBackend
 from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient, MayResend, always
@@ -31,9 +31,10 @@ def build_pools(
 ) -> dict[str, UpstreamPool]:
     """Build the pool of each backend. Call it in the running event loop.
 
-    Raise `StartupError` if the environment lacks a named secret. Raise `ModelMissing` or `ModelCorrupt` if a local
-    model cannot be loaded.
+    Raise `StartupError` if the environment lacks a named secret, or if the dialect of another package is broken. Raise
+    `ModelMissing` or `ModelCorrupt` if a local model cannot be loaded.
     """
+    DIALECTS.prepare(section.adapter for section in config.backends.values())
     pools = {}
     for name, section in config.backends.items():
         rules = _rules(section)
@@ -148,7 +149,10 @@ def batching(
     backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
 ) -> Backend:
     """Return the backend, with batching if it is configured. `shared` as in `Batching`."""
-    return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
+    if section.batch is None:
+        return backend
+    batched: Backend = import_module("gateway.upstream.batching").Batching(backend, section.batch, clock, shared=shared)
+    return batched
 
 
 def model_names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:

@@ -20,7 +20,7 @@ from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
 from gateway.dialects.anthropic.answers import MESSAGES
 from gateway.dialects.anthropic.dialect import speaks_anthropic
 from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking
-from gateway.dialects.known import DIALECTS, MODELS, can_translate
+from gateway.dialects.known import DIALECTS, MODELS, accepts
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.open_inference.paths import model_of_path, with_model_name
 from gateway.dialects.openai.answers import has_several_choices
@@ -176,7 +176,7 @@ class HttpBackend(LimitedBackend):
         self._silence_s = silence_s
         self._max_event = max_event
         self.speaks = speaks
-        self._own_dialect = next((dialect for dialect in DIALECTS if dialect.name == speaks), None)
+        self._own_dialect = DIALECTS.get(speaks)
         self._base = BaseUrl(name, url, speaks)
         self.target = self._base.target
         self._client = client
@@ -205,7 +205,7 @@ class HttpBackend(LimitedBackend):
         """Send the request and return the response. Raise `BadRequest` if the endpoint's dialect cannot express it."""
         call, translated = request.call, None
         if call is not None:
-            translated = None if can_translate(self.speaks, call.dialect.name) else self._translate(call)
+            translated = None if accepts(self.speaks, call.dialect.name) else self._translate(call)
         elif request.opens_websocket:
             return await self._websocket(request)
         if call is None and request.body_source.buffered_body is None:  # the body streams
@@ -254,7 +254,7 @@ class HttpBackend(LimitedBackend):
         """Send a call once more without the field of the gateway that the endpoint refuses; None: it names none."""
         call, body = request.call, sent.body
         assert call is not None and isinstance(body, bytes)
-        translated = not can_translate(self.speaks, call.dialect.name)
+        translated = not accepts(self.speaks, call.dialect.name)
         field = refused_addition(refusal.body, additions(call, body, translated=translated))
         if field is None:
             return None
@@ -313,7 +313,7 @@ class HttpBackend(LimitedBackend):
 
     def _dialect_of(self, call: Call | None) -> Dialect | None:
         """Return the dialect of the endpoint's response to a call."""
-        if call is None or can_translate(self.speaks, call.dialect.name):
+        if call is None or accepts(self.speaks, call.dialect.name):
             return None if call is None else call.dialect
         return self._own_dialect
 

@@ -72,6 +72,6 @@ def test_what_cannot_be_read_is_refused_each_time() -> None:
 def test_every_dialect_shows_of_all_events_what_it_shows_of_each(data: list[bytes]) -> None:
     events = tuple(map(Event, data))
     for asked in (call(), call(stream_options={"include_usage": True}), call(stream_options={})):
-        for dialect in DIALECTS:
+        for dialect in DIALECTS.values():
             shown = tuple(event for event in events if dialect.shown(asked, event))
             assert tuple(dialect.visible_events(asked, events)) == shown

@@ -21,10 +21,11 @@ from tests.fixtures.upstream import Upstream
 HASH = {**os.environ, **PATIENT_ENVIRON, "NEARHIT_EMBEDDER__ADAPTER": "hash"}
 
 # What only some configurations need: gRPC and its messages (server.grpc, adapter triton), OpenSSL's bindings
-# (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces).
+# (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces), the protocols of tensor servers.
 NOT_FOR_ALL = (
     "grpc", "grpc_health.v1", "google.protobuf", "tritonclient", "cryptography.fernet", "jwt",
     "opentelemetry.proto", "sentence_transformers",
+    *(f"gateway.features.{name}.dialect" for name in ("kserve", "tfserving", "torchserve")),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.known import can_translate, find_dialect
+from gateway.dialects.known import accepts, find_dialect
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.openai.responses import OpenAIResponses
 from gateway.errors import BadRequest, MalformedResponse
@@ -569,6 +569,6 @@ def test_backends_of_openai_understand_responses_and_others_do_not() -> None:
     assert find_dialect("POST", "/v1/responses") == find_dialect("POST", "/v1/responses")
     assert find_dialect("POST", "/v1/responses/resp_1/cancel") is None
     assert find_dialect("POST", "/v1/responses/compact") is None
-    assert can_translate("openai", RESPONSES.name)
-    assert can_translate("openai", OpenAI().name)
-    assert not can_translate("tfserving", RESPONSES.name)
+    assert accepts("openai", RESPONSES.name)
+    assert accepts("openai", OpenAI().name)
+    assert not accepts("tfserving", RESPONSES.name)

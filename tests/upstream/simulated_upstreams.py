@@ -28,7 +28,7 @@ from gateway.upstream.upstream import Upstream, UpstreamConfig
 from tests.fixtures.clock import FakeClock
 
 JSON = (("Content-Type", "application/json"),)
-CHAT = next(dialect for dialect in DIALECTS if dialect.name == "openai")
+CHAT = DIALECTS["openai"]
 PATH = "/v1/chat/completions"
 TEXT = {"id": "c", "object": "chat.completion", "model": "m"}
 

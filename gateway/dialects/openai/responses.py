@@ -55,6 +55,7 @@ class OpenAIResponses(Conversational):
     """`OpenAIResponses` is the dialect of `POST /v1/responses`."""
 
     name = "openai-responses"
+    accepted_by = frozenset({"openai"})
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path == RESPONSES

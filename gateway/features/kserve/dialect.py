@@ -15,6 +15,7 @@ import orjson
 from gateway.dialects.conversation import is_blank
 from gateway.dialects.equal_forms import generate_form
 from gateway.dialects.json_body import dump_json, parse_numbers
+from gateway.dialects.known import path_of
 from gateway.dialects.open_inference.message import (
     InferenceRequest,
     format_answer,
@@ -24,7 +25,7 @@ from gateway.dialects.open_inference.message import (
     unpack,
     write_inference,
 )
-from gateway.dialects.open_inference.paths import PATH, with_model_name
+from gateway.dialects.open_inference.paths import with_model_name
 from gateway.dialects.open_inference.tensors import Tensor, TensorInvalid, elements, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
@@ -63,7 +64,7 @@ class KServe(Unstreamed):
 
     name = "kserve"
     reforms = True
-    path = PATH
+    path = path_of("kserve")
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         model, version, operation = self.claimed(path).groups()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ import orjson
 
 from gateway.dialects.equal_forms import PREDICT, with_defaults_left_out
 from gateway.dialects.json_body import dump_json, parse_numbers
+from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
 from gateway.messages import Admission, Bypass, Call, Decisive, Inspection, Outgoing
 
-PATH = re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))")
 # A body must have exactly one of these: rows or columns for predict, examples for the others.
 INPUT_KEYS = {"predict": ("instances", "inputs"), "classify": ("examples",), "regress": ("examples",)}
 OUTPUT_KEYS = {
@@ -28,7 +27,7 @@ class TFServing(Unstreamed):
     """`TFServing` accepts NaN, Infinity and -Infinity as numbers, which the server itself reads and writes."""
 
     name = "tfserving"
-    path = PATH
+    path = path_of("tfserving")
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         model, rest, verb = self.claimed(path).groups()

@@ -6,7 +6,6 @@ See https://pytorch.org/serve/inference_api.html.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,11 +18,11 @@ from multipart import (
     parse_options_header,
 )
 
+from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Content, Decisive, Outgoing
 
-PATH = re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?")
 MAX_PARTS = 256
 STATUS = {"invalid_request_error": 400, "authentication_error": 401, "not_found_error": 404}
 
@@ -48,7 +47,7 @@ class TorchServe(Unstreamed):
     """
 
     name = "torchserve"
-    path = PATH
+    path = path_of("torchserve")
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         operation, model, version = self.claimed(path).groups()

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from gateway.dialects.known import can_translate, find_dialect
+from gateway.dialects.known import accepts, find_dialect
 from gateway.dialects.mcp import MCP, VERSION_KEY, has_hints, with_id
 from gateway.messages import Admission, Bypass, Call
 
@@ -34,8 +34,8 @@ def test_other_paths_are_not(path: str) -> None:
 
 
 def test_every_endpoint_may_have_an_mcp_path() -> None:
-    assert can_translate("openai", "mcp")
-    assert not can_translate("mcp", "openai")
+    assert accepts("openai", "mcp")
+    assert not accepts("mcp", "openai")
 
 
 @pytest.mark.parametrize(
