@@ -1,4 +1,4 @@
-"""The command line: `nearhit COMMAND`. `gateway/cli/parser.py` defines the commands; this module maps their outcome to
+"""The command line: `nearhit COMMAND`. `gateway/cli/commands.py` lists the commands; this module maps their outcome to
 an exit code.
 
 Exit codes: 0 success, 1 fault found, 2 usage error, 130 interrupted.
@@ -17,8 +17,9 @@ import orjson
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing
 from gateway.adapters.system.child_process import ChildFailed
 from gateway.cli.admin_client import WrongUsage
+from gateway.cli.commands import build_parser
 from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE
-from gateway.cli.parser import Command, build_parser
+from gateway.cli.parser import Command
 from gateway.config.errors import ConfigInvalid
 from gateway.errors import GatewayError, StartupError
 from gateway.tools.demo.errors import DemoUnavailable
@@ -35,9 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # id and an event database to the home directory, and can send the events. A value that the operator has set stays.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _imported(given).parse_args(given)
-    as_json = getattr(arguments, "json", False)
+    as_json = "--json" in given
     try:
+        arguments = _imported(given).parse_args(given)
+        as_json = getattr(arguments, "json", False)
         code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code

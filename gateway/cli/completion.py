@@ -6,8 +6,9 @@ import argparse
 
 import shtab
 
+from gateway.cli.commands import build_parser
 from gateway.cli.output import print_result
-from gateway.cli.parser import Command, build_parser
+from gateway.cli.parser import Command
 
 SHELLS = ("bash", "zsh", "fish")
 PATHS = (

@@ -1,17 +1,12 @@
-"""The list of commands, and the parser of the command line.
-
-A command needs a line in `COMMANDS`, a module with `register(command)`, and a case in tests/cli/test_json.py.
-"""
+"""The parser of the command line, and the types of its options."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
@@ -38,72 +33,6 @@ environment:
   NO_COLOR
       no colours"""
 
-# Module and summary. The summary is here so that `nearhit --help` need not import the modules.
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "serve": ("gateway.cli.serve", "Run the gateway until it is stopped."),
-    "demo": ("gateway.cli.demo", "Run the gateway in front of two real models, and send some sample requests."),
-    "stub": ("gateway.cli.stub", "Run an endpoint without a model, to try the gateway with."),
-    "check": ("gateway.cli.check", "List every fault of the configuration and of all policies."),
-    "import": (
-        "gateway.cli.import_config",
-        "Turn the configuration of another gateway into one of nearhit, with a report.",
-    ),
-    "explain": (
-        "gateway.cli.explain",
-        "Explain how a request would be answered, or whether two prompts match.",
-    ),
-    "eval": (
-        "gateway.cli.eval",
-        "Say how often the policy chooses the expected tier or backend, and by which signal.",
-    ),
-    "simulate": (
-        "gateway.cli.simulate",
-        "Compare another policy with the current one on recorded traffic.",
-    ),
-    "capacity": (
-        "gateway.cli.capacity",
-        "Size gateways, shards, nodes and GPUs for some traffic, with the monthly cost.",
-    ),
-    "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
-    "jobs": ("gateway.cli.jobs", "Manage jobs: list and show them, retry or drop the dead ones."),
-    "keys": ("gateway.cli.keys", "Manage API keys: create, list, change, rotate and revoke them."),
-    "policy": (
-        "gateway.cli.policy",
-        "Manage a gateway's policy: show, validate, apply, compare, roll back.",
-    ),
-    "audit": ("gateway.cli.audit", "List the actions on the admin port, newest first: who did what, and when."),
-    "doctor": (
-        "gateway.cli.doctor.command",
-        "Check all that the gateway needs, and say how to fix faults. Changes nothing.",
-    ),
-    "top": (
-        "gateway.cli.top",
-        "Watch a running gateway: requests, hit rate, latency, backends, routes.",
-    ),
-    "restart": (
-        "gateway.cli.workers",
-        "Replace the workers, with the current configuration, without losing requests.",
-    ),
-    "completion": (
-        "gateway.cli.completion",
-        "Print a completion script for a shell, to source from its start-up file.",
-    ),
-    "schema": (
-        "gateway.cli.json_schema",
-        "Print the JSON Schema of policy files or of config.yaml, for editors.",
-    ),
-    "distill": (
-        "gateway.cli.distill",
-        "Train a light classifier on a large model's answers, for Triton or nearhit.",
-    ),
-    "tune": (
-        "gateway.cli.tune",
-        "Tune the decision on similar questions with labelled pairs, behind a gate.",
-    ),
-    "index": ("gateway.cli.index", "Manage the index that finds similar questions."),
-    "model": ("gateway.cli.model", "Fetch or build an embedding model, or export it for Triton."),
-}
-
 
 class Command(argparse.ArgumentParser):
     """A command or a group of commands. It rejects an unknown word and suggests the closest known one."""
@@ -119,7 +48,7 @@ class Command(argparse.ArgumentParser):
     ) -> None:
         """Set the function that the command runs, the options that all commands have, and the help.
 
-        `examples`: the rest of the command line after the name. `fault`: the meaning of exit code 1.
+        Each example is the rest of a command line after the name. `fault` says what exit code 1 means.
         """
         self.set_defaults(command=run)
         self.add_argument(
@@ -185,24 +114,6 @@ class Command(argparse.ArgumentParser):
     def _print_usage(self, _: argparse.Namespace) -> int:
         self.print_help(sys.stderr)
         return USAGE
-
-
-def build_parser(argv: Sequence[str] | None = None) -> Command:
-    """Return the parser of every command.
-
-    With a command line, only the command that it names is complete; of the others the parser has the names.
-    Importing all their modules takes more than a second.
-    """
-    named = None if argv is None else next((word for word in argv if not word.startswith("-")), "")
-    parser = Command(
-        prog="nearhit", description="Semantic response cache and adaptive routing gateway for model endpoints."
-    )
-    parser.add_argument("--version", action="version", version=f"nearhit {version('nearhit')}")
-    for name, (module, text) in COMMANDS.items():
-        command = parser.add_command(name, text)
-        if named in (None, name):
-            import_module(module).register(command)
-    return parser
 
 
 def parser_type(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from gateway.__main__ import main
-from gateway.cli.parser import COMMANDS, build_parser
+from gateway.cli.commands import COMMANDS, build_parser
 
 PARSER = build_parser()
 RUN = {name: command for name, command in PARSER.walk() if not command.commands}
@@ -47,7 +47,7 @@ def test_help_has_a_description_examples_exit_codes_and_the_environment(capsys: 
 
 def test_help_of_a_group_and_of_all_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
     said = help_of(capsys)
-    assert all(re.search(rf"^ +{name}\b", said, re.MULTILINE) for name in COMMANDS)
+    assert all(re.search(rf"^ +{name}\b", said, re.MULTILINE) for name in COMMANDS.names())
     assert "purge" in help_of(capsys, "cache")
 
 

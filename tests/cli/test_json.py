@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
-from gateway.cli.parser import build_parser
+from gateway.cli.commands import build_parser
 from tests.admin.test_policy import CHANGED, config_in, serving
 from tests.fixtures.gateways import Served
 from tests.fixtures.triton import free_ports
