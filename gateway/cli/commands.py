@@ -52,7 +52,7 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Check all that the gateway needs, and say how to fix faults. Changes nothing.",
     ),
     "top": (
-        "gateway.cli.top",
+        "gateway.features.top.command",
         "Watch a running gateway: requests, hit rate, latency, backends, routes.",
     ),
     "restart": (

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.__main__ import build_parser, main
 from gateway.cli.completion import SHELLS
-from tests.cli.test_top import on_a_terminal, read_until
+from tests.fixtures.terminal import on_a_terminal, read_until
 
 
 def completed(script: Path, *words: str) -> set[str]:

@@ -38,7 +38,7 @@ class RouteFigures:
     """Shares of one route, in [0, 1].
 
     A share is None if it is unknown, or if the route has no choice of models or no semantic cache.
-    `wrong_hits`: the wrong share of the served hits, with a 95 % interval.
+    `wrong_hits` is the wrong share of the served hits; `wrong_low` and `wrong_high` bound its 95 % interval.
     """
 
     large_share: float | None

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from gateway.__main__ import main
-from gateway.cli import top as top_command
+from gateway.features.top import command as top_command
 from tests.docs.console import fits
 from tests.fixtures.gateways import Served
 from tests.fixtures.processes import changed
+from tests.fixtures.terminal import on_a_terminal, read_until
 from tests.fixtures.triton import free_ports
 
 
@@ -78,35 +76,11 @@ async def test_no_gateway_there_is_a_sentence_and_exit_code_1(
 # seconds that it looks back.
 FROM_THE_FIRST_ON = changed(
     {
-        "gateway.cli.top.STRETCH_S": 3600.0,
-        "gateway.cli.top.MOST_REPORTS": 100_000,
-        "gateway.cli.top.ANSWER_S": 120.0,
+        "gateway.features.top.command.WINDOW_S": 3600.0,
+        "gateway.features.top.command.MAX_REPORTS": 100_000,
+        "gateway.features.top.command.TIMEOUT_S": 120.0,
     }
 )
-
-
-@asynccontextmanager
-async def on_a_terminal(
-    *command: str, cwd: Path | None = None, **environ: str
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """The command on a pseudo-terminal -> its process and our end."""
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=cwd,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40", **environ},
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        os.close(ours)
 
 
 def watching(*arguments: str, **environ: str) -> AbstractAsyncContextManager[tuple[asyncio.subprocess.Process, int]]:
@@ -115,17 +89,6 @@ def watching(*arguments: str, **environ: str) -> AbstractAsyncContextManager[tup
 
 def top(*arguments: str) -> list[str]:
     return [sys.executable, *FROM_THE_FIRST_ON, "top", "--refresh", "0.1", *arguments]
-
-
-async def read_until(ours: int, words: str, said: str = "") -> str:
-    async with asyncio.timeout(120):
-        while words not in said:
-            try:
-                read = await asyncio.to_thread(os.read, ours, 65536)
-                said += read.decode(errors="replace")  # a sign may come in two pieces
-            except OSError:  # the process has ended
-                assert words in said, said
-    return said
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])

@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.screen import Screen
 
-from gateway.cli.top import Fitted, duration, page
-from gateway.cli.top_figures import TopFigures, figures
+from gateway.features.top.command import Fitted, duration, page
+from gateway.features.top.figures import TopFigures, figures
 from gateway.messages import Verdict
 
 BOUNDS = [0.001, 0.01, 0.1]

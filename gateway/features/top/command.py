@@ -20,7 +20,7 @@ from gateway.cli.admin_client import AdminClient, CommandFailed, admin_address, 
 from gateway.cli.output import GOOD, pluralise, print_result, printable
 from gateway.cli.parser import Command, number_between
 from gateway.cli.signals import stop_event
-from gateway.cli.top_figures import Report, RouteFigures, TopFigures, figures
+from gateway.features.top.figures import Report, RouteFigures, TopFigures, figures
 
 WINDOW_S = 10.0  # for rates and latencies: figures of a shorter window jump, a longer one hides new events
 MAX_REPORTS = 128

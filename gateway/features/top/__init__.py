@@ -1,0 +1,1 @@
+"""`nearhit top`: the figures of a running gateway, drawn on a terminal."""
