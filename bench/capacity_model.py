@@ -1,7 +1,7 @@
 """Compares the formulas of `nearhit capacity` with a simulation, and both with gateways that share one store.
 
 `make bench-capacity` runs it. Poisson arrivals come at several rates: a fifth are exact hits, a fifth semantic hits,
-and the rest misses. The unit costs come from gateway/tools/capacity/costs.yaml.
+and the rest misses. The unit costs come from gateway/features/capacity/costs.yaml.
 
 Other load on the machine changes the results, so two columns show it. "costs" is the cost of the same work in the run,
 relative to the file, without the cost of an idle gateway. "starved" is the time that ready threads waited for a
@@ -33,9 +33,9 @@ from bench.process import cpu_seconds, loop_seconds, starved_seconds
 from bench.protocols import QUESTION
 from bench.unit_costs import CONFIG, POLICY
 from bench.unit_costs import Bench as Questions
-from gateway.tools.capacity.costs import Costs, load_costs
-from gateway.tools.capacity.demand import Demand
-from gateway.tools.capacity.plan import wait_quantile_s, work_per_request
+from gateway.features.capacity.costs import Costs, load_costs
+from gateway.features.capacity.demand import Demand
+from gateway.features.capacity.plan import wait_quantile_s, work_per_request
 
 STARVED = 0.5  # of the time worked
 SHARES = {"exact": 0.2, "semantic": 0.2, "miss": 0.6}

@@ -2,7 +2,7 @@
 
 They are the bytes of an entry, and the CPU of a gateway and of its store. The CPU is that of each kind of request, each
 event of a stream, and each change of another gateway. `make bench-unit-costs` runs it. Copy the figures to
-gateway/tools/capacity/costs.yaml, with the date and the machine.
+gateway/features/capacity/costs.yaml, with the date and the machine.
 """
 
 from __future__ import annotations

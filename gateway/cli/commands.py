@@ -36,7 +36,7 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Compare another policy with the current one on recorded traffic.",
     ),
     "capacity": (
-        "gateway.cli.capacity",
+        "gateway.features.capacity.command",
         "Size gateways, shards, nodes and GPUs for some traffic, with the monthly cost.",
     ),
     "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),

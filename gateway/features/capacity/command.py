@@ -10,10 +10,10 @@ from pathlib import Path
 from gateway.cli.admin_client import WrongUsage
 from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build
-from gateway.tools.capacity.costs import load_costs, load_prices
-from gateway.tools.capacity.demand import Demand, DemandImpossible
-from gateway.tools.capacity.plan import plan_fleet
-from gateway.tools.capacity.report import as_json, as_text
+from gateway.features.capacity.costs import load_costs, load_prices
+from gateway.features.capacity.demand import Demand, DemandImpossible
+from gateway.features.capacity.plan import plan_fleet
+from gateway.features.capacity.report import as_json, as_text
 
 
 def register(command: Command) -> None:

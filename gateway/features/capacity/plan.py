@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gateway.tools.capacity.costs import Costs
-from gateway.tools.capacity.demand import Demand, DemandImpossible
+from gateway.features.capacity.costs import Costs
+from gateway.features.capacity.demand import Demand, DemandImpossible
 
 
 # The queueing model has one server with one queue: a gateway's event loop, or the thread of its embedding model.

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from bench.capacity_model import Job, Kind, Simulation, Station, kinds_of, predict, quantile, simulate
-from gateway.tools.capacity.costs import load_costs
-from gateway.tools.capacity.plan import ServiceTime, mean_wait_s, wait_quantile_s
+from gateway.features.capacity.costs import load_costs
+from gateway.features.capacity.plan import ServiceTime, mean_wait_s, wait_quantile_s
 
 
 @pytest.mark.parametrize("load", [0.4, 0.7])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
-from gateway.tools.capacity.costs import load_costs, shipped_costs
+from gateway.features.capacity.costs import load_costs, shipped_costs
 
 ASKED = ["capacity", "--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_plan_has_every_part_and_its_formula(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
-from gateway.tools.capacity.costs import Costs, Prices
-from gateway.tools.capacity.plan import FleetPlan
+from gateway.features.capacity.costs import Costs, Prices
+from gateway.features.capacity.plan import FleetPlan
 
 WIDTH = 110
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.tools.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
-from gateway.tools.capacity.demand import Demand, DemandImpossible
-from gateway.tools.capacity.plan import FleetPlan, plan_fleet
-from gateway.tools.capacity.report import as_json, as_text, total
+from gateway.features.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
+from gateway.features.capacity.demand import Demand, DemandImpossible
+from gateway.features.capacity.plan import FleetPlan, plan_fleet
+from gateway.features.capacity.report import as_json, as_text, total
 
 COSTS = load_costs(None)
 PRICES, CURRENCY = load_prices(None)

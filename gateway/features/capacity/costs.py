@@ -133,7 +133,7 @@ def load_prices(path: Path | None) -> tuple[Prices, str]:
 
 
 def _shipped(name: str) -> bytes:
-    return (resources.files("gateway.tools.capacity") / name).read_bytes()
+    return (resources.files("gateway.features.capacity") / name).read_bytes()
 
 
 def _read(content: bytes, file: str, kind: type[File], section: str, names: tuple[str, ...]) -> File:

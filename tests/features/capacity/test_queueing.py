@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.capacity.plan import ServiceTime, mean_wait_s, round_up, wait_quantile_s
+from gateway.features.capacity.plan import ServiceTime, mean_wait_s, round_up, wait_quantile_s
 
 seconds = st.floats(1e-6, 10)
 loads = st.floats(0.01, 0.99)
