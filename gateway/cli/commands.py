@@ -20,7 +20,7 @@ OWN: Mapping[str, tuple[str, str]] = {
     "stub": ("gateway.cli.stub", "Run an endpoint without a model, to try the gateway with."),
     "check": ("gateway.cli.check", "List every fault of the configuration and of all policies."),
     "import": (
-        "gateway.cli.import_config",
+        "gateway.features.importing.command",
         "Turn the configuration of another gateway into one of nearhit, with a report.",
     ),
     "explain": (

@@ -8,12 +8,12 @@ from typing import Any
 
 from gateway.config.errors import format_value, unknown_name
 from gateway.config.policy.parameters import EFFORTS
-from gateway.tools.importing.document import Document, Setting
-from gateway.tools.importing.draft import Draft, escape_glob
-from gateway.tools.importing.errors import ImportFailed
-from gateway.tools.importing.semantic_router.advice import TOPIC
-from gateway.tools.importing.semantic_router.cache import CacheDefaults, has_cache, read_cache_rule, read_store
-from gateway.tools.importing.semantic_router.models import Models, read_models
+from gateway.features.importing.document import Document, Setting
+from gateway.features.importing.draft import Draft, escape_glob
+from gateway.features.importing.errors import ImportFailed
+from gateway.features.importing.semantic_router.advice import TOPIC
+from gateway.features.importing.semantic_router.cache import CacheDefaults, has_cache, read_cache_rule, read_store
+from gateway.features.importing.semantic_router.models import Models, read_models
 
 VERSION = "v0.3"
 LEVELS = ("easy", "medium", "hard")
@@ -72,21 +72,23 @@ class _Target:
         return {"backend": self.backend, "parameters": dict(self.parameters)} if self.parameters else self.backend
 
 
+@dataclass(slots=True)
 class _SemanticRouterRules:
     """Makes the rules of the policy."""
 
-    def __init__(self, draft: Draft, models: Models, caches: CacheDefaults) -> None:
-        self._draft = draft
-        self._models = models
-        self._caches = caches
-        self._decisions = self._carried = 0
-        self._found_caches = self._carried_caches = 0
+    draft: Draft
+    models: Models
+    caches: CacheDefaults
+    decisions: int = 0
+    carried: int = 0
+    found_caches: int = 0
+    carried_caches: int = 0
 
     def summary(self) -> Iterator[str]:
         """Yield how many decisions and caches are carried over, after all rules."""
-        yield f"{self._carried or 'none'} of {self._decisions} decisions are carried over"
-        if self._found_caches:
-            yield f"{self._carried_caches or 'none'} of {self._found_caches} caches of decisions are carried over"
+        yield f"{self.carried or 'none'} of {self.decisions} decisions are carried over"
+        if self.found_caches:
+            yield f"{self.carried_caches or 'none'} of {self.found_caches} caches of decisions are carried over"
         else:
             yield "no decision has a cache, so none is carried over"
 
@@ -107,7 +109,7 @@ class _SemanticRouterRules:
             for name in entry.key("model_names").entries():
                 if isinstance(name.value, str):
                     name.carried("a route of its own")
-                    self._draft.add_route(
+                    self.draft.add_route(
                         name.value, {"match": {"model": escape_glob(name.value)}, **rules[wanted.value]}
                     )
 
@@ -120,8 +122,8 @@ class _SemanticRouterRules:
         caches: list[dict[str, Any]] = []
         decisions = sorted(routing.key("decisions").entries(), key=_priority, reverse=True)
         for decision in decisions:
-            self._decisions += 1
-            self._found_caches += has_cache(decision.key("plugins"))
+            self.decisions += 1
+            self.found_caches += has_cache(decision.key("plugins"))
             levels = _levels(decision)
             if levels is None:
                 decision.missing(f"the decision is left out, with all of its settings: {TOPIC}")
@@ -133,15 +135,15 @@ class _SemanticRouterRules:
             chosen |= dict.fromkeys(new, target)
             for key in ("name", "priority", "tier"):
                 decision.key(key).carried("the tiers of the route have its place")
-            self._carried += bool(new)
+            self.carried += bool(new)
             self._report_rules(decision, new)
-            cache = read_cache_rule(decision.key("plugins"), self._caches, whole=len(levels) == len(LEVELS))
+            cache = read_cache_rule(decision.key("plugins"), self.caches, whole=len(levels) == len(LEVELS))
             caches += [] if cache is None else [cache]
-        self._carried_caches += sum(cache == caches[0] for cache in caches)
-        default = _Target(self._models.backends[self._models.default])
+        self.carried_caches += sum(cache == caches[0] for cache in caches)
+        default = _Target(self.models.backends[self.models.default])
         tiers = list(dict.fromkeys(chosen.get(level, default) for level in LEVELS))
         if len(caches) > 1 and any(cache != caches[0] for cache in caches):
-            self._draft.differences.append(
+            self.draft.differences.append(
                 "decisions of one route have different caches: the route has that of the decision of highest priority"
             )
         return ({"cache": caches[0]} if caches else {}) | {"route": self._route(tiers)}
@@ -149,11 +151,11 @@ class _SemanticRouterRules:
     def _route(self, tiers: Sequence[_Target]) -> dict[str, Any]:
         if len(tiers) == 1:
             if tiers[0].parameters:
-                self._draft.differences.append(
+                self.draft.differences.append(
                     f"{tiers[0].backend} gets requests as the clients send them: parameters need light and large"
                 )
             return {"backend": tiers[0].backend}
-        return self._draft.route_by_complexity([tier.as_policy for tier in tiers])
+        return self.draft.route_by_complexity([tier.as_policy for tier in tiers])
 
     def _report_rules(self, decision: Setting, levels: Sequence[str]) -> None:
         rules = decision.key("rules")
@@ -167,10 +169,10 @@ class _SemanticRouterRules:
         target = None
         for ref in decision.key("modelRefs").entries():
             model = ref.key("model")
-            if model.value not in self._models.backends:
-                model.missing(unknown_name("model", str(model.value), self._models.backends))
+            if model.value not in self.models.backends:
+                model.missing(unknown_name("model", str(model.value), self.models.backends))
             elif target is None:
-                target = _Target(self._models.backends[model.value], tuple(self._parameters(ref)))
+                target = _Target(self.models.backends[model.value], tuple(self._parameters(ref)))
                 model.carried(f"backend {target.backend}")
             else:
                 ref.missing("the first model of a decision answers; others fit route.fallback, or a split with shares")
@@ -180,7 +182,7 @@ class _SemanticRouterRules:
 
     def _parameters(self, ref: Setting) -> Iterator[tuple[str, Any]]:
         reasons, effort = ref.key("use_reasoning"), ref.key("reasoning_effort")
-        wanted = effort.value if effort.is_set else self._models.effort
+        wanted = effort.value if effort.is_set else self.models.effort
         if reasons.value is True and wanted in EFFORTS:
             for setting in (reasons, effort):
                 setting.changed(f"parameters.reasoning_effort: {wanted}; a lower effort of the client holds")

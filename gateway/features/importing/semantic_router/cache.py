@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.config.errors import format_value
 from gateway.config.units import format_duration
-from gateway.tools.importing.document import Setting
-from gateway.tools.importing.draft import Draft
+from gateway.features.importing.document import Setting
+from gateway.features.importing.draft import Draft
 
 PLUGINS = ("response_cache", "semantic_cache", "semantic-cache")
 TTL_S = 3600.0  # the router's default
@@ -54,7 +54,7 @@ def has_cache(plugins: Setting) -> bool:
 
 
 def read_cache_rule(plugins: Setting, defaults: CacheDefaults, *, whole: bool) -> dict[str, Any] | None:
-    """Return the section `cache` of a decision with a cache, or None. `whole`: the decision covers its whole route."""
+    """Return the section `cache` of a decision, or None. With `whole`, the decision covers its whole route."""
     for plugin in plugins.entries():
         kind, given = plugin.key("type"), plugin.key("configuration")
         if kind.value not in PLUGINS:

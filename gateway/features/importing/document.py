@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, format_value
 from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
-from gateway.tools.importing.report import Finding, Outcome
+from gateway.features.importing.report import Finding, Outcome
 
 _NAME = r"([A-Za-z_][A-Za-z0-9_]{0,127})"
 LITELLM_VARIABLE = re.compile(rf"os\.environ/{_NAME}")
@@ -39,7 +39,7 @@ class _Verbatim(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file with the findings so far. `reference`: the form of a value that names an environment variable."""
+    """One file with the findings so far. `reference` matches a value that names an environment variable."""
 
     source: YamlSource
     reference: re.Pattern[str]

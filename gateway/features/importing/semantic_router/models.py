@@ -8,9 +8,9 @@ from typing import Any
 
 from gateway.config.errors import format_value
 from gateway.config.fields import http_url
-from gateway.tools.importing.document import Setting
-from gateway.tools.importing.draft import Draft, unique_name
-from gateway.tools.importing.validity import fault_of
+from gateway.features.importing.document import Setting
+from gateway.features.importing.draft import Draft, unique_name
+from gateway.features.importing.validity import fault_of
 
 MAX_ATTEMPTS = 10
 _PRICES = (

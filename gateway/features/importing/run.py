@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.tools.importing.document import LITELLM_VARIABLE, SHELL_VARIABLE, read_document
-from gateway.tools.importing.draft import Draft
-from gateway.tools.importing.litellm.advice import advice as litellm_advice
-from gateway.tools.importing.litellm.mapping import map_litellm
-from gateway.tools.importing.report import Finding, ImportReport
-from gateway.tools.importing.semantic_router.advice import advice as semantic_router_advice
-from gateway.tools.importing.semantic_router.mapping import map_semantic_router
-from gateway.tools.importing.writing import write
+from gateway.features.importing.document import LITELLM_VARIABLE, SHELL_VARIABLE, read_document
+from gateway.features.importing.draft import Draft
+from gateway.features.importing.litellm.advice import advice as litellm_advice
+from gateway.features.importing.litellm.mapping import map_litellm
+from gateway.features.importing.report import Finding, ImportReport
+from gateway.features.importing.semantic_router.advice import advice as semantic_router_advice
+from gateway.features.importing.semantic_router.mapping import map_semantic_router
+from gateway.features.importing.writing import write
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """The choices of the operator. `through`: the URL of the old proxy, for models of providers without counterpart."""
+    """The operator's choices. `through` is the URL of the old proxy, for models of providers without counterpart."""
 
     file: Path
     out: Path

@@ -11,10 +11,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.errors import ConfigInvalid
-from gateway.tools.importing.errors import ImportFailed
-from gateway.tools.importing.litellm.providers import PROVIDERS, base_url, split_model
-from gateway.tools.importing.report import ImportReport, Outcome
-from gateway.tools.importing.run import ImportOptions, import_litellm
+from gateway.features.importing.errors import ImportFailed
+from gateway.features.importing.litellm.providers import PROVIDERS, base_url, split_model
+from gateway.features.importing.report import ImportReport, Outcome
+from gateway.features.importing.run import ImportOptions, import_litellm
 
 SECRETS = ("sk-in-the-file", "hunter2")
 AZURE = "https://x.openai.azure.com"

@@ -10,7 +10,7 @@ import yaml
 
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.tools.importing.run import ImportOptions, import_litellm, import_semantic_router
+from gateway.features.importing.run import ImportOptions, import_litellm, import_semantic_router
 from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.gateways import ARRIVES, PATIENT_ENVIRON, Served, gateway_of
 from tests.fixtures.upstream import Upstream

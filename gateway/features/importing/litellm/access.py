@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.tools.importing.document import Setting
-from gateway.tools.importing.draft import Draft
+from gateway.features.importing.document import Setting
+from gateway.features.importing.draft import Draft
 
 MASTER_KEY = "LITELLM_MASTER_KEY"
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.units import format_duration
-from gateway.tools.importing.document import Setting
-from gateway.tools.importing.draft import Draft, escape_glob, unique_name
-from gateway.tools.importing.litellm.auto_router import is_complexity_router
-from gateway.tools.importing.litellm.providers import PROVIDERS, base_url, split_model, unknown_provider
-from gateway.tools.importing.validity import fault_of
+from gateway.features.importing.document import Setting
+from gateway.features.importing.draft import Draft, escape_glob, unique_name
+from gateway.features.importing.litellm.auto_router import is_complexity_router
+from gateway.features.importing.litellm.providers import PROVIDERS, base_url, split_model, unknown_provider
+from gateway.features.importing.validity import fault_of
 
 LITELLM_KEY = "LITELLM_API_KEY"
 MAX_NAME = 512  # of a model in a match, special characters escaped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from gateway.config.errors import format_value, unknown_name
-from gateway.tools.importing.document import Setting
+from gateway.features.importing.document import Setting
 
 COMPLEXITY_ROUTER = "auto_router/complexity_router"
 TIERS = ("SIMPLE", "MEDIUM", "COMPLEX", "REASONING")  # lightest first

@@ -8,13 +8,13 @@ from typing import Any
 
 from gateway.config.errors import format_value, render_path, unknown_name
 from gateway.config.units import format_duration
-from gateway.tools.importing.document import Document, Setting
-from gateway.tools.importing.draft import Draft, escape_glob, split_shares
-from gateway.tools.importing.errors import ImportFailed
-from gateway.tools.importing.litellm.access import client_limits, read_access
-from gateway.tools.importing.litellm.auto_router import is_complexity_router, tier_models
-from gateway.tools.importing.litellm.cache import CacheRules, read_cache
-from gateway.tools.importing.litellm.deployments import (
+from gateway.features.importing.document import Document, Setting
+from gateway.features.importing.draft import Draft, escape_glob, split_shares
+from gateway.features.importing.errors import ImportFailed
+from gateway.features.importing.litellm.access import client_limits, read_access
+from gateway.features.importing.litellm.auto_router import is_complexity_router, tier_models
+from gateway.features.importing.litellm.cache import CacheRules, read_cache
+from gateway.features.importing.litellm.deployments import (
     CHAT,
     MAX_RATE,
     PATHS,
@@ -28,7 +28,7 @@ from gateway.tools.importing.litellm.deployments import (
     share_weights,
     timeout_text,
 )
-from gateway.tools.importing.report import Outcome
+from gateway.features.importing.report import Outcome
 
 TIMEOUT_S = 600.0  # LiteLLM's default
 MAX_REASONS = 20  # findings that an error repeats

@@ -11,10 +11,10 @@ import yaml
 
 from gateway.__main__ import main
 from gateway.config.errors import ConfigInvalid
-from gateway.tools.importing.errors import ImportFailed
-from gateway.tools.importing.report import Outcome
-from gateway.tools.importing.run import ImportOptions, import_semantic_router
-from tests.tools.importing.test_litellm import Imported, unaccounted
+from gateway.features.importing.errors import ImportFailed
+from gateway.features.importing.report import Outcome
+from gateway.features.importing.run import ImportOptions, import_semantic_router
+from tests.features.importing.test_litellm import Imported, unaccounted
 
 SECRETS = ("hunter1", "hunter2", "hunter3")
 FULL = """\

@@ -10,9 +10,9 @@ from typing import Any
 from gateway.config.errors import format_value
 from gateway.config.store_url import parse_store_url
 from gateway.config.units import format_duration
-from gateway.tools.importing.document import Setting
-from gateway.tools.importing.draft import Draft
-from gateway.tools.importing.litellm.deployments import CHAT, EMBEDDING
+from gateway.features.importing.document import Setting
+from gateway.features.importing.draft import Draft
+from gateway.features.importing.litellm.deployments import CHAT, EMBEDDING
 
 MEMORY_TTL_S, OUTSIDE_TTL_S = 600.0, 60.0  # LiteLLM's defaults, in its process and outside
 REDIS_PORT = 6379

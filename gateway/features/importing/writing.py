@@ -12,9 +12,9 @@ import yaml
 from gateway.config.errors import ConfigInvalid
 from gateway.config.load import load_config
 from gateway.config.policy.load import LAST_FILE, load_policy
+from gateway.features.importing.draft import Draft
+from gateway.features.importing.errors import ImportFailed
 from gateway.files import replace_file
-from gateway.tools.importing.draft import Draft
-from gateway.tools.importing.errors import ImportFailed
 
 CONFIG_FILE, POLICY_FILE = "config.yaml", f"policies/{LAST_FILE}"
 

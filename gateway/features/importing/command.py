@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build, parser_type
 from gateway.config.fields import http_url
-from gateway.tools.importing.run import ImportOptions, import_litellm, import_semantic_router
+from gateway.features.importing.run import ImportOptions, import_litellm, import_semantic_router
 
 OUT = Path("nearhit")
 ABOUT = (
