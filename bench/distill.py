@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateways import free_port, gateway_of
-from gateway.tools.demo.triton_environment import ensure_triton
-from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.features.demo.triton_environment import ensure_triton
+from gateway.features.demo.triton_server import TritonPorts, TritonServer
 from gateway.tools.distillation.data import TrainingRow, read_data
 from gateway.tools.distillation.report import Share, share_with_interval
 

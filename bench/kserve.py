@@ -26,8 +26,8 @@ import tritonclient.http as http
 
 from bench.gateways import free_port, gateway_of
 from bench.process import cpu_seconds
-from gateway.tools.demo.triton_environment import ensure_triton
-from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.features.demo.triton_environment import ensure_triton
+from gateway.features.demo.triton_server import TritonPorts, TritonServer
 from tests.fixtures.kserve_triton import write_repository
 
 CONFIG = """

@@ -22,7 +22,7 @@ from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE
 from gateway.cli.parser import Command
 from gateway.config.errors import ConfigInvalid
 from gateway.errors import GatewayError, StartupError
-from gateway.tools.demo.errors import DemoUnavailable
+from gateway.features.demo.errors import DemoUnavailable
 from gateway.tools.embedding_model.environment import FetchFailed
 
 __all__ = ["build_parser", "main"]

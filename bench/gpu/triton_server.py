@@ -15,9 +15,9 @@ from pathlib import Path
 
 from bench.gateways import free_port
 from bench.gpu.record import Skipped, StageOptions
-from gateway.tools.demo.errors import TritonUnavailable
-from gateway.tools.demo.triton_environment import ensure_triton
-from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.features.demo.errors import TritonUnavailable
+from gateway.features.demo.triton_environment import ensure_triton
+from gateway.features.demo.triton_server import TritonPorts, TritonServer
 from gateway.tools.embedding_model.triton_repository import config_of, put
 
 TRITON_ENV = Path(__file__).parents[2] / ".venv-triton"

@@ -16,8 +16,11 @@ from gateway.extensions import Extensions
 # Module and summary. The summary is here so that `nearhit --help` need not import the modules.
 OWN: Mapping[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "Run the gateway until it is stopped."),
-    "demo": ("gateway.cli.demo", "Run the gateway in front of two real models, and send some sample requests."),
-    "stub": ("gateway.cli.stub", "Run an endpoint without a model, to try the gateway with."),
+    "demo": (
+        "gateway.features.demo.command",
+        "Run the gateway in front of two real models, and send some sample requests.",
+    ),
+    "stub": ("gateway.features.demo.stub", "Run an endpoint without a model, to try the gateway with."),
     "check": ("gateway.cli.check", "List every fault of the configuration and of all policies."),
     "import": (
         "gateway.features.importing.command",

@@ -18,7 +18,7 @@ from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
 
 # They have no result: they run until they are told to stop, and log JSON lines. `demo` takes a Triton; its object is
-# {"played": [...]} or {"triton": PATH} (tests/tools/demo).
+# {"played": [...]} or {"triton": PATH} (tests/features/demo).
 NOT_APPLICABLE = {"serve", "stub", "demo"}
 STREAM = {"cache export"}  # an object a line
 # What is asked for is not there, or no folder, or `auth.mode` is not `keys`: they say so, as who finds no gateway does.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.demo.errors import TritonUnavailable
-from gateway.tools.demo.triton_environment import ensure_triton
-from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.features.demo.errors import TritonUnavailable
+from gateway.features.demo.triton_environment import ensure_triton
+from gateway.features.demo.triton_server import TritonPorts, TritonServer
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.triton import CHECKOUT, free_ports
 

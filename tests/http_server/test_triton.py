@@ -15,12 +15,12 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.features.demo.test_triton_models import cancelled, metrics
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream, serving
 from tests.http_server.conftest import openai_client
 from tests.http_server.test_anthropic_client import client_of
-from tests.tools.demo.test_triton_models import cancelled, metrics
 
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.tools.demo.static_vectors import ensure_static_vectors
+from gateway.features.demo.static_vectors import ensure_static_vectors
 from gateway.tools.distillation.data import Data, TrainingRow, check_classes, hash_fraction, read_data, split_data
 from gateway.tools.distillation.options import DistilledModel, DistillOptions, Progress
 from gateway.tools.distillation.process import run_trainer

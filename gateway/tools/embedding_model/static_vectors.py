@@ -36,7 +36,7 @@ Vectors = NDArray[np.float32]
 QUESTIONS = Path(__file__).with_name("questions.txt")  # `python -m training.screen_questions` chooses them
 
 # The a in a / (a + p). Arora et al. advise 1e-3 to 1e-4. The light model of the demo answered 25 of the 30 questions in
-# tests/tools/demo/questions.yaml with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
+# tests/features/demo/questions.yaml with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
 SMOOTHING = 1e-3
 FIRST_WORD = "the"  # from here on, BERT's vocabulary lists whole words, the most frequent first
 BATCH = 256  # texts of three tokens each: about 2 MB of activations per layer

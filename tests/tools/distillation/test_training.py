@@ -19,9 +19,9 @@ import gateway.tools.distillation
 from gateway.__main__ import main
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.text_models import OnnxTextClassifier as Reader
-from gateway.tools.demo.errors import TritonUnavailable
-from gateway.tools.demo.triton_environment import ensure_triton
-from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.features.demo.errors import TritonUnavailable
+from gateway.features.demo.triton_environment import ensure_triton
+from gateway.features.demo.triton_server import TritonPorts, TritonServer
 from gateway.tools.distillation.served.classifier import UNSURE, Classifier
 from tests.fixtures.triton import CHECKOUT, free_ports
 from tests.tools.distillation.conftest import BUILD_ENV

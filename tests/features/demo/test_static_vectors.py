@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.tools.demo import static_vectors as module
-from gateway.tools.demo.build import make_corpus
-from gateway.tools.demo.passages import Passage, split_passages
-from gateway.tools.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
-from gateway.tools.demo.static_vectors import ensure_static_vectors
-from tests.tools.demo.conftest import Questions
+from gateway.features.demo import static_vectors as module
+from gateway.features.demo.build import make_corpus
+from gateway.features.demo.passages import Passage, split_passages
+from gateway.features.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
+from gateway.features.demo.static_vectors import ensure_static_vectors
+from tests.features.demo.conftest import Questions
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.demo import triton_environment as module
-from gateway.tools.demo.errors import TritonUnavailable
-from gateway.tools.demo.triton_environment import check_platform, ensure_libpython, ensure_triton
+from gateway.features.demo import triton_environment as module
+from gateway.features.demo.errors import TritonUnavailable
+from gateway.features.demo.triton_environment import check_platform, ensure_libpython, ensure_triton
 
 
 def silent(message: str) -> None: ...

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from gateway.tools.demo.errors import TritonUnavailable
+from gateway.features.demo.errors import TritonUnavailable
 
 Progress = Callable[[str], None]
 
@@ -64,7 +64,7 @@ def ensure_triton(root: Path, progress: Progress) -> TritonEnvironment:
     """
     check_platform()
     root = root.absolute()
-    lock = resources.files("gateway.tools.demo").joinpath("requirements-triton.txt").read_bytes()
+    lock = resources.files("gateway.features.demo").joinpath("requirements-triton.txt").read_bytes()
     digest = hashlib.sha256(lock + sys.version.encode()).hexdigest()
     stamp = root / "nearhit-lock.sha256"
     with _exclusive_lock(root):

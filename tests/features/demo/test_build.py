@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.onnx.model_files import MODEL, ModelMissing
-from gateway.tools.demo.build import MODELS, build_repository
-from gateway.tools.demo.errors import ModelsUnavailable
+from gateway.features.demo.build import MODELS, build_repository
+from gateway.features.demo.errors import ModelsUnavailable
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 

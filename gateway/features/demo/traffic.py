@@ -22,9 +22,9 @@ from gateway.cli.signals import wait_for_signal
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
+from gateway.features.demo.build import start_demo_models
 from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
-from gateway.tools.demo.build import start_demo_models
 
 # Ports of Triton; config.yaml names the gRPC port.
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.demo.errors import TritonUnavailable
-from gateway.tools.demo.triton_environment import TritonEnvironment, ensure_triton
-from gateway.tools.demo.triton_server import SHARED_MEMORY, TritonPorts, TritonServer, region_prefix
+from gateway.features.demo.errors import TritonUnavailable
+from gateway.features.demo.triton_environment import TritonEnvironment, ensure_triton
+from gateway.features.demo.triton_server import SHARED_MEMORY, TritonPorts, TritonServer, region_prefix
 from tests.fixtures.triton import CHECKOUT, RunningTriton, free_ports
 
 NO_ENVIRONMENT = TritonEnvironment(Path("/nonexistent"), Path("/nonexistent/libpython3.11.so.1.0"))

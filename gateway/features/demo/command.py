@@ -8,11 +8,11 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.cli.demo_traffic import demo
 from gateway.cli.output import GOOD, print_result
 from gateway.cli.parser import Command
 from gateway.cli.progress import step_reporter
-from gateway.tools.demo.triton_environment import default_environment, ensure_triton
+from gateway.features.demo.traffic import demo
+from gateway.features.demo.triton_environment import default_environment, ensure_triton
 
 
 def register(command: Command) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.tools.demo.errors import ModelsUnavailable
-from gateway.tools.demo.passages import Passage, read_passages
-from gateway.tools.demo.repository.answering import Corpus
-from gateway.tools.demo.repository.encoders import Encoder, MiniLm, StaticVectors
-from gateway.tools.demo.static_vectors import ensure_static_vectors
-from gateway.tools.demo.triton_environment import ensure_triton
-from gateway.tools.demo.triton_server import TritonPorts, TritonServer, require_free
+from gateway.features.demo.errors import ModelsUnavailable
+from gateway.features.demo.passages import Passage, read_passages
+from gateway.features.demo.repository.answering import Corpus
+from gateway.features.demo.repository.encoders import Encoder, MiniLm, StaticVectors
+from gateway.features.demo.static_vectors import ensure_static_vectors
+from gateway.features.demo.triton_environment import ensure_triton
+from gateway.features.demo.triton_server import TritonPorts, TritonServer, require_free
 
 MODELS = ("light", "large", "embedder")
 
@@ -66,7 +66,7 @@ def _add(repository: Path, name: str, weights: dict[str, Path], corpus: Corpus |
     """Write one model: its configuration, its code, links to its weights, and its corpus."""
     version = repository / name / "1"
     version.mkdir(parents=True)
-    source = resources.files("gateway.tools.demo.repository")
+    source = resources.files("gateway.features.demo.repository")
     (repository / name / "config.pbtxt").write_bytes(source.joinpath(f"{name}.pbtxt").read_bytes())
     (version / "model.py").write_bytes(source.joinpath(f"{name}.py").read_bytes())
     for module in SHARED:
@@ -83,7 +83,7 @@ def _digest(passages: Sequence[Passage], static: Path, model: Path) -> str:
     The inputs are the texts, the code and the weights; the name of the static vectors stands for the weights.
     """
     digest = hashlib.sha256(f"{static} {model} {passages}".encode())
-    for entry in sorted(resources.files("gateway.tools.demo.repository").iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(resources.files("gateway.features.demo.repository").iterdir(), key=lambda entry: entry.name):
         if entry.is_file():
             digest.update(entry.read_bytes())
     return digest.hexdigest()

@@ -10,7 +10,7 @@ from .streaming import AnswerModel
 
 
 class TritonPythonModel(AnswerModel):
-    # In tests/tools/demo/questions.yaml, questions with an answer have a similarity of at least 0.43, the others at
+    # In tests/features/demo/questions.yaml, questions with an answer have a similarity of at least 0.43, the others at
     # most 0.35.
     style = Style(passages=1, units=2, floor=0.39)
 

@@ -16,10 +16,10 @@ import pytest_asyncio
 import tritonclient.grpc.aio as client_module
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
-from gateway.tools.demo.repository.answering import UNKNOWN
-from gateway.tools.demo.repository.encoders import Vectors
+from gateway.features.demo.repository.answering import UNKNOWN
+from gateway.features.demo.repository.encoders import Vectors
+from tests.features.demo.conftest import Questions
 from tests.fixtures.triton import RunningTriton
-from tests.tools.demo.conftest import Questions
 
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.demo.passages import MAX_CHARACTERS, read_passages, split_passages
+from gateway.features.demo.passages import MAX_CHARACTERS, read_passages, split_passages
 
 DOCUMENT = """# Guide
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
-from gateway.tools.demo.repository.encoders import MiniLm, StaticVectors
-from gateway.tools.demo.static_vectors import ensure_static_vectors
+from gateway.features.demo.repository.encoders import MiniLm, StaticVectors
+from gateway.features.demo.static_vectors import ensure_static_vectors
 
 
 @dataclass(frozen=True, slots=True)

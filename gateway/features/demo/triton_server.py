@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.adapters.system.child_process import ChildFailed, ChildProcess
-from gateway.tools.demo.errors import TritonUnavailable
-from gateway.tools.demo.triton_environment import TritonEnvironment
+from gateway.features.demo.errors import TritonUnavailable
+from gateway.features.demo.triton_environment import TritonEnvironment
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 60.0  # measured: 2.5 s with three models on an idle machine, ten times as long on a busy one

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # About 70 tokens; the encoder reads 256. The vector of a longer passage is less specific. The light model answered 27
-# of the 30 questions in tests/tools/demo/questions.yaml with 300 characters, 23 with 450 and 24 with 600. The large
+# of the 30 questions in tests/features/demo/questions.yaml with 300 characters, 23 with 450 and 24 with 600. The large
 # model answered all 30 each time.
 MAX_CHARACTERS = 300
 MIN_UNIT_CHARACTERS = 12  # shorter ones ("See also:") answer nothing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.tools.demo.repository.answering import UNKNOWN, Corpus, Style, answer
-from gateway.tools.demo.repository.encoders import Vectors
+from gateway.features.demo.repository.answering import UNKNOWN, Corpus, Style, answer
+from gateway.features.demo.repository.encoders import Vectors
 
 STYLE = Style(passages=2, units=2, floor=0.5, spread=0.1)
 

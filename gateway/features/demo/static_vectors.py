@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.tools.demo.repository.encoders import MiniLm
+from gateway.features.demo.repository.encoders import MiniLm
 from gateway.tools.embedding_model import static_vectors
 from gateway.tools.embedding_model.static_vectors import (
     SMOOTHING,
