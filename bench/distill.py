@@ -22,8 +22,8 @@ from pathlib import Path
 from bench.gateways import free_port, gateway_of
 from gateway.features.demo.triton_environment import ensure_triton
 from gateway.features.demo.triton_server import TritonPorts, TritonServer
-from gateway.tools.distillation.data import TrainingRow, read_data
-from gateway.tools.distillation.report import Share, share_with_interval
+from gateway.features.distillation.data import TrainingRow, read_data
+from gateway.features.distillation.report import Share, share_with_interval
 
 TRITON_ENV = Path(__file__).parents[1] / ".venv-triton"
 CONFIG = """

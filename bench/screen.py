@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from bench.fixtures import CONFIG, body
 from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
-from gateway.tools.embedding_model.static_vectors import QUESTIONS
+from gateway.model_build.static_vectors import QUESTIONS
 
 POLICY = """
 version: 1

@@ -22,13 +22,11 @@ from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE
 from gateway.cli.parser import Command
 from gateway.config.errors import ConfigInvalid
 from gateway.errors import GatewayError, StartupError
-from gateway.features.demo.errors import DemoUnavailable
-from gateway.tools.embedding_model.environment import FetchFailed
 
 __all__ = ["build_parser", "main"]
 
 # Failures that an operator can cause or meet. The text of each is one clear sentence.
-EXPECTED = (StartupError, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoUnavailable, GatewayError)
+EXPECTED = (StartupError, ChildFailed, ModelMissing, ModelCorrupt, GatewayError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

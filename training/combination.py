@@ -26,8 +26,8 @@ from sklearn.metrics import roc_auc_score
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.cache.features import FloatArray
 from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, LearnedVerifier, SecondCombination, load_weights
+from gateway.features.tuning.numbers import columns_of
 from gateway.ports import StoredCandidate
-from gateway.tools.tuning.numbers import columns_of
 from training import wordings
 from training.encoder import Encoder
 from training.prior import compact

@@ -24,7 +24,7 @@ import torch
 
 from gateway.adapters.onnx.cross_encoder import WordTable, load_word_table
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, sha256_of
-from gateway.tools.embedding_model.fetch import FOLDER_IN_WHEEL, WHEEL_SHA256
+from gateway.model_build.fetch import FOLDER_IN_WHEEL, WHEEL_SHA256
 from training import commands, cross_export, wordings
 from training.cross_network import Network, Read, Reader, batch
 from training.encoder import Encoder

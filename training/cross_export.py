@@ -25,7 +25,7 @@ from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCros
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.cache.features import FloatArray
-from gateway.tools.embedding_model import dequantize
+from gateway.features.embedding_model import dequantize
 from training.cross_network import Network, batch
 from training.encoder import Encoder
 from training.pair import Pair

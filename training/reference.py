@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 
-from gateway.tools.tuning.reference import FILE
+from gateway.features.tuning.reference import FILE
 from training import wordings
 from training.pair import Pair
 from training.verifier import SEED, is_held_out

@@ -1,6 +1,6 @@
 """Chooses the questions that fit a screen's map to an embedding model: `python -m training.screen_questions`.
 
-`nearhit model fetch` reads them (gateway/tools/embedding_model/static_vectors.py). They come from the wordings.
+`nearhit model fetch` reads them (gateway/model_build/static_vectors.py). They come from the wordings.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from gateway.tools.embedding_model.static_vectors import QUESTIONS
+from gateway.model_build.static_vectors import QUESTIONS
 from training.wordings import groups
 
 COUNT = 8_000  # measured: 53 % of the misses of a stream are let go, 50 % with 4,000, and 53 % with 16,000

@@ -24,7 +24,7 @@ from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.judgement import MAX_CANDIDATES
 from gateway.cache.verifiers import WEIGHTS
-from gateway.tools.embedding_model.triton_repository import CROSS_ENCODER
+from gateway.features.embedding_model.triton_models import CROSS_ENCODER
 
 Pair = tuple[str, str]
 Score = Callable[[Sequence[Pair]], list[float]]

@@ -22,7 +22,7 @@ from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
 from gateway.adapters.system.clock import SystemClock
-from gateway.tools.embedding_model.triton_repository import EMBEDDER
+from gateway.features.embedding_model.triton_models import EMBEDDER
 from tests.contracts.text_encoder_rules import RULES
 
 BATCHES = (1, 8, 32, 256)

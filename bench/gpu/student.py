@@ -11,10 +11,10 @@ from bench.gpu.decisions import TRAPS
 from bench.gpu.record import Skipped
 from bench.gpu.weights import BUILD_ENV
 from gateway.adapters.onnx.model_files import default_model_dir
-from gateway.tools.distillation.data import DataInvalid
-from gateway.tools.distillation.options import DistillOptions, OutputDir, TrainingOptions
-from gateway.tools.distillation.run import distil
-from gateway.tools.embedding_model.environment import FetchFailed
+from gateway.features.distillation.data import DataInvalid
+from gateway.features.distillation.options import DistillOptions, OutputDir, TrainingOptions
+from gateway.features.distillation.run import distil
+from gateway.model_build.environment import FetchFailed
 
 NAME, GRAPH, CONFIG = "light", "light-graph", "config.pbtxt"
 

@@ -18,7 +18,7 @@ from bench.gpu.record import Skipped, StageOptions
 from gateway.features.demo.errors import TritonUnavailable
 from gateway.features.demo.triton_environment import ensure_triton
 from gateway.features.demo.triton_server import TritonPorts, TritonServer
-from gateway.tools.embedding_model.triton_repository import config_of, put
+from gateway.features.embedding_model.triton_models import config_of, put
 
 TRITON_ENV = Path(__file__).parents[2] / ".venv-triton"
 MODEL_CODE = Path(__file__).parent / "served_model" / "model.py"

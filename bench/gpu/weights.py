@@ -13,8 +13,8 @@ from bench.gpu.record import Skipped
 from gateway.adapters.onnx.cross_encoder import GRAPH_FILE
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, default_model_dir
 from gateway.cache.verifiers import WEIGHTS
-from gateway.tools.embedding_model.environment import FetchFailed
-from gateway.tools.embedding_model.triton_repository import CROSS_ENCODER, EMBEDDER, unquantise
+from gateway.features.embedding_model.triton_models import CROSS_ENCODER, EMBEDDER, unquantise
+from gateway.model_build.environment import FetchFailed
 
 CHECKOUT = Path(__file__).parents[2]
 BUILD_ENV = CHECKOUT / ".venv-build"

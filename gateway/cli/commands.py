@@ -31,7 +31,7 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Explain how a request would be answered, or whether two prompts match.",
     ),
     "eval": (
-        "gateway.cli.eval",
+        "gateway.features.evaluation.command",
         "Say how often the policy chooses the expected tier or backend, and by which signal.",
     ),
     "simulate": (
@@ -71,15 +71,18 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Print the JSON Schema of policy files or of config.yaml, for editors.",
     ),
     "distill": (
-        "gateway.cli.distill",
+        "gateway.features.distillation.command",
         "Train a light classifier on a large model's answers, for Triton or nearhit.",
     ),
     "tune": (
-        "gateway.cli.tune",
+        "gateway.features.tuning.command",
         "Tune the decision on similar questions with labelled pairs, behind a gate.",
     ),
     "index": ("gateway.cli.index", "Manage the index that finds similar questions."),
-    "model": ("gateway.cli.model", "Fetch or build an embedding model, or export it for Triton."),
+    "model": (
+        "gateway.features.embedding_model.command",
+        "Fetch or build an embedding model, or export it for Triton.",
+    ),
 }
 
 COMMANDS = Extensions("nearhit.commands", {name: module for name, (module, _) in OWN.items()})

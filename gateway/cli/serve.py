@@ -8,8 +8,10 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -22,7 +24,6 @@ from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, add_addresses, with_addresses
 from gateway.cli.progress import step_reporter
 from gateway.cli.signals import on_hangup, stop_event
-from gateway.cli.tuning_schedule import tuning
 from gateway.cli.workers import run_supervisor
 from gateway.config import Config
 from gateway.config.errors import ConfigError
@@ -35,7 +36,6 @@ from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
 from gateway.private_files import UMASK
 from gateway.tasks import cancel_and_wait, start_task
-from gateway.tools.embedding_model.fetch import fetch
 from gateway.worker import WorkerEnvironment
 
 
@@ -89,7 +89,7 @@ def build_missing_model(embedder: EmbeddingModel) -> None:
         return
     with step_reporter(quiet=False) as step:
         step(f"the embedding model {MODEL} is not in {folder.parent}: building it once, in some minutes")
-        fetch(folder.parent, step)
+        import_module("gateway.model_build.fetch").fetch(folder.parent, step)  # most starts need no build
 
 
 async def serve(
@@ -106,7 +106,7 @@ async def serve(
     elif config.server.workers > 1:
         check_folder(config.policies, config)  # so that its faults are reported once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
-        async with tuning(config.tune.every, path, environ):
+        async with tuning(config, path, environ):
             await supervise(config, environ, arguments)
         return
     recover_pending_change(config, time.time)
@@ -117,7 +117,7 @@ async def serve(
             config, policy, environ, access_log=log, policies=config.policies, worker_environment=worker_environment
         ) as gateway,
         follow_policy(gateway),
-        tuning(None if worker_environment is not None else config.tune.every, path, environ),
+        nullcontext() if worker_environment is not None else tuning(config, path, environ),
     ):
         # The handlers come before the announcement: a caller may send a signal as soon as it reads that.
         with freeze_startup(gateway), stop_event(tolerate_repeats=worker_environment is not None) as stop:
@@ -145,6 +145,15 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
         with stop_event() as stop:
             announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
             await stop.wait()
+
+
+def tuning(config: Config, path: Path, environ: Mapping[str, str]) -> AbstractAsyncContextManager[None]:
+    """Tune as often as the configuration says, until the context ends. Only then the feature is imported."""
+    if config.tune.every is None:
+        return nullcontext()
+    schedule: Any = import_module("gateway.features.tuning.schedule")
+    context: AbstractAsyncContextManager[None] = schedule.tuning(config.tune.every, path, environ)
+    return context
 
 
 @asynccontextmanager

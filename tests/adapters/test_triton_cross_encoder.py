@@ -25,8 +25,8 @@ from gateway.cli.doctor.machine import inspect_models
 from gateway.config import VerifierConfig
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelUnavailable, StartupError
+from gateway.features.embedding_model.triton_models import CROSS_ENCODER, EMBEDDER, config_of
 from gateway.ports import StoredCandidate
-from gateway.tools.embedding_model.triton_repository import CROSS_ENCODER, EMBEDDER, config_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.float_triton import FloatTriton, float_triton
 from tests.fixtures.gateways import BOTH_CACHES, LOOSE, gateway_of

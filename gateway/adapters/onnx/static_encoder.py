@@ -2,7 +2,7 @@
 
 A text is the sum of its tokens' vectors, each weighted by how rare its token is. A linear map takes the unit vector of
 that sum to the space of the model. `nearhit model fetch` and `nearhit model build` distil tokens and map from the model
-(gateway/tools/embedding_model/static_vectors.py).
+(gateway/model_build/static_vectors.py).
 
 Measured with all-MiniLM-L6-v2 on one Xeon core: 12 tokens take 0.07 ms and 256 tokens 0.5 ms. The table takes 12 MB.
 """

@@ -16,9 +16,9 @@ from gateway.features.demo.errors import ModelsUnavailable
 from gateway.features.demo.passages import Passage, read_passages
 from gateway.features.demo.repository.answering import Corpus
 from gateway.features.demo.repository.encoders import Encoder, MiniLm, StaticVectors
-from gateway.features.demo.static_vectors import ensure_static_vectors
 from gateway.features.demo.triton_environment import ensure_triton
 from gateway.features.demo.triton_server import TritonPorts, TritonServer, require_free
+from gateway.model_build.reduced_vectors import ensure_reduced_vectors
 
 MODELS = ("light", "large", "embedder")
 
@@ -37,7 +37,7 @@ def build_repository(models: Path, doc_root: Path, target: Path, progress: Calla
     passages = read_passages(doc_root)
     if not passages:
         raise ModelsUnavailable(f"there is no documentation (README.md, docs/*.md) under {doc_root}")
-    static = ensure_static_vectors(model, tokenizer, models / f"{MODEL}-static", progress)
+    static = ensure_reduced_vectors(encoder, models / f"{MODEL}-static", progress)
     digest, stamp = _digest(passages, static, model), target / "built-from.sha256"
     if stamp.is_file() and stamp.read_text() == digest:
         return target

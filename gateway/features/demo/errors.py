@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from gateway.errors import StartupError
 
-class DemoUnavailable(Exception):
+
+class DemoUnavailable(StartupError):
     """The demo's models cannot be built or served here."""
 
 

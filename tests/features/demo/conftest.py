@@ -9,7 +9,7 @@ import yaml
 
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.features.demo.repository.encoders import MiniLm, StaticVectors
-from gateway.features.demo.static_vectors import ensure_static_vectors
+from gateway.model_build.reduced_vectors import ensure_reduced_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,5 @@ def mini_lm(model_dir: Path) -> MiniLm:
 
 @pytest.fixture(scope="session")
 def static_vectors(model_dir: Path) -> StaticVectors:
-    model, tokenizer = model_dir / MODEL_FILE, model_dir / TOKENIZER_FILE
-    table = ensure_static_vectors(model, tokenizer, model_dir.with_name(f"{MODEL}-static"), print)
-    return StaticVectors(table, tokenizer)
+    table = ensure_reduced_vectors(model_dir, model_dir.with_name(f"{MODEL}-static"), print)
+    return StaticVectors(table, model_dir / TOKENIZER_FILE)

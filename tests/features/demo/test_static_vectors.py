@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.features.demo import static_vectors as module
 from gateway.features.demo.build import make_corpus
 from gateway.features.demo.passages import Passage, split_passages
 from gateway.features.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
-from gateway.features.demo.static_vectors import ensure_static_vectors
+from gateway.model_build import reduced_vectors as module
+from gateway.model_build.reduced_vectors import ensure_reduced_vectors
 from tests.features.demo.conftest import Questions
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -86,7 +86,7 @@ def test_who_distils_while_another_one_does_both_have_the_file(
     savez, others = np.savez, list[Path]()
 
     def distilled() -> Path:
-        return ensure_static_vectors(model_dir / "model.onnx", model_dir / "tokenizer.json", tmp_path, print)
+        return ensure_reduced_vectors(model_dir, tmp_path, print)
 
     def saved(path: Path, vectors: Vectors) -> None:
         savez(path, vectors=vectors)
@@ -95,7 +95,7 @@ def test_who_distils_while_another_one_does_both_have_the_file(
             others.append(distilled())
 
     monkeypatch.setattr(np, "savez", saved)
-    monkeypatch.setattr(module, "distil_vectors", lambda _: np.zeros((3, 2), np.float16))
+    monkeypatch.setattr(module, "distil_vectors", lambda *_: np.zeros((3, 2), np.float16))
     assert distilled() == others[1]
     assert list(tmp_path.iterdir()) == [others[1]]
     assert np.load(others[1])["vectors"].shape == (3, 2)
@@ -105,5 +105,5 @@ def test_distilling_a_second_time_is_instant(model_dir: Path, static_vectors: St
     """The file is named after all that it is made from; `static_vectors` has made it."""
     said: list[str] = []
     target = model_dir.with_name(f"{model_dir.name}-static")
-    ensure_static_vectors(model_dir / "model.onnx", model_dir / "tokenizer.json", target, said.append)
+    ensure_reduced_vectors(model_dir, target, said.append)
     assert said == []

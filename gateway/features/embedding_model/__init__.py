@@ -1,0 +1,1 @@
+"""`nearhit model`: builds of embedding models, and their export for Triton."""

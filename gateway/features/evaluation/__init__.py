@@ -1,0 +1,1 @@
+"""`nearhit eval`: how often the policy chooses the expected tier or backend."""

@@ -1,1 +1,0 @@
-"""Builds and fetches the embedding model."""

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.fixtures.build_environment import python as python  # the fixture
