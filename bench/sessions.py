@@ -23,16 +23,17 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.admin.policy_tests import IdleBackend
-from gateway.config.policy.model import Route, SessionSettings, Target, Tier
+from gateway.config.policy.model import Route, Target, Tier
 from gateway.context import RequestContext
 from gateway.dialects.openai.dialect import CHAT, OpenAI
+from gateway.features.sessions.rule import SessionRule
+from gateway.features.sessions.sessions import RouteSessions, SessionMetrics, SessionTable
 from gateway.messages import FullBody, Price, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.latency_promises import Promises
-from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
 from gateway.streams import BufferedBody
@@ -150,17 +151,21 @@ class Prefixes:
 class Replay:
     """`Replay` sends sessions through one policy."""
 
-    def __init__(
-        self, settings: SessionSettings | None, threshold: float, complexity: ComplexityModel, sessions: int
-    ) -> None:
+    def __init__(self, rule: SessionRule | None, threshold: float, complexity: ComplexityModel, sessions: int) -> None:
         target = Target((Tier("light", "light"), Tier("large", "large")), (threshold,))
-        self._route = Route("bench", target, session=settings)
+        self._route = Route("bench", target)
         self._clock, telemetry = Clock(), Telemetry()
-        held = sessions_of(self._route, SessionTable(sessions), self._clock, telemetry)
+        held = (
+            None
+            if rule is None
+            else RouteSessions(self._route, rule, SessionTable(sessions), self._clock, SessionMetrics())
+        )
         learning = TierLearning("", self._clock, telemetry)
         pools = {name: IdleBackend("openai") for name in PRICES}
         promises = Promises(self._clock, telemetry)
-        self._choice = BackendChoice(self._route, pools, promises, learning, self._clock, complexity, sessions=held)
+        self._choice = BackendChoice(
+            self._route, pools, promises, learning, self._clock, complexity, conversations=held
+        )
         self.tally = Tally()
 
     def send(self, requests: Sequence[Request]) -> None:
@@ -186,8 +191,8 @@ class Replay:
         apply_route(request, OpenAI().parse(CHAT, body, {}), self._route)
         decision = self._choice.decide(request)
         answered = BackendAnswer(Response(200, (), FullBody(b"")), decision.backends[0])
-        if self._choice.sessions is not None:
-            self._choice.sessions.record_answer(request, decision, answered)
+        if self._choice.conversations is not None:
+            self._choice.conversations.record_answer(request, answered)
         return answered.backend
 
 
@@ -201,8 +206,8 @@ def replay(count: int, seed: int, progress: Callable[[str], None] = print) -> di
     questions, complexity = read_questions(), ComplexityModel(load_weights(), "none")
     ways = {
         "none": Replay(None, THRESHOLD, complexity, count),
-        "hold: tier": Replay(SessionSettings(), THRESHOLD, complexity, 2 * count),
-        f"hold: tier, {LOWER:g}": Replay(SessionSettings(), LOWER, complexity, 2 * count),
+        "hold: tier": Replay(SessionRule(), THRESHOLD, complexity, 2 * count),
+        f"hold: tier, {LOWER:g}": Replay(SessionRule(), LOWER, complexity, 2 * count),
     }
     for number in range(count):
         requests = list(generate(random.Random(f"{seed}/{number}"), questions))

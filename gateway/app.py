@@ -182,7 +182,7 @@ class Gateway:
         table = route_table(
             policy,
             self._deployment,
-            lambda route: RouteSteps(route, self.parts, self.features.placement(route)),
+            lambda route: RouteSteps(route, self.parts, self.features.ports(route)),
             self.features,
             self.parts.telemetry.failures,
         )

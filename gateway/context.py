@@ -237,8 +237,8 @@ class RequestContext:
         self.metered = False  # its cost is counted, so the backend has to report usage
         # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
         self.overloaded = False
-        self.preferred_upstream: str | None = None  # the address that its session prefers while it is not overloaded
-        self.pinned_upstream: str | None = None  # the address to call while in service: it awaits a tool result
+        self.preferred_upstream: str | None = None  # the address to prefer while it is not overloaded
+        self.pinned_upstream: str | None = None  # the address to call while it is in service
         self.called_upstream: str | None = None  # the address called last, if the backend has several
         self.affinity: Affinity | None = None  # who made the resource that it names: only that backend has it
         self.reads_answer = False  # no dialect parses the request, but the gateway reads the answer

@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from gateway.cache.flight import SharedCall
-from gateway.cache.placement import Placement
 from gateway.cache.stored_parts import Part
 from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Route
@@ -25,6 +24,7 @@ from gateway.messages import Call
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.guard import Recovery, skip
+from gateway.steps.route_ports import RoutePorts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ class Core:
     exact_cache: Callable[[Route, Handler], Handler]  # the exact cache of a route, around a handler
 
 
+NO_PORTS = RoutePorts()
+
+
 class Runtime:
     """The shared parts of a feature while a gateway runs. A feature overrides what it has."""
 
@@ -69,9 +72,9 @@ class Runtime:
         of policies and `explain` use it, as well as the steps."""
         return call
 
-    def placement(self, route: Route) -> Placement | None:
-        """Return what decides where answers of a route are stored; None: nothing but its keys."""
-        return None
+    def ports(self, route: Route) -> RoutePorts:
+        """Return the decisions that the feature makes inside steps of the core."""
+        return NO_PORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +167,17 @@ class Features:
             call = runtime.apply(request, call, route)
         return call
 
-    def placement(self, route: Route) -> Placement | None:
-        """Return what decides where answers of a route are stored: that of the first feature which has one."""
-        placements = (runtime.placement(route) for _, runtime in self.of(route))
-        return next((each for each in placements if each is not None), None)
+    def ports(self, route: Route) -> RoutePorts:
+        """Return the ports of a route. The first feature that fills a port has it."""
+        filled: dict[str, Any] = {}
+        for _, runtime in self.of(route):
+            own = runtime.ports(route)
+            filled |= {
+                each.name: value
+                for each in fields(own)
+                if each.name not in filled and (value := getattr(own, each.name)) is not None
+            }
+        return RoutePorts(**filled)
 
     def _runtime(self, feature: Feature) -> Runtime:
         runtime = self._open.get(feature.key)

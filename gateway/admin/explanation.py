@@ -26,7 +26,6 @@ from gateway.messages import Call, Choice, Embedding, Scorer
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
-from gateway.routing.session import SessionEffect
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
 from gateway.steps.parse_and_route import apply_route
@@ -208,7 +207,7 @@ def build_explanation(
     `outlook` None: no latencies are known. `steps` are those of the route's pipeline. `scored_by`: the gateway's own
     score. `screening` None: no screen looked at the question.
     """
-    bounded, embedding = request.outlook, request.embedding
+    bounded, embedding, lines = request.outlook, request.embedding, _feature_lines(request, route)
     return Explanation(
         route=route.name,
         file=route.file,
@@ -242,9 +241,9 @@ def build_explanation(
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
-        session=None if decision.session_effect is None else _session(decision.session_effect),
+        session=lines.pop("session", None),
         screen=None if screening is None else str(screening),
-        features=_feature_lines(request, route),
+        features=lines,
         personal_data=request.personal_data,
         privacy=None if route.privacy is None else route.privacy.action,
     )
@@ -330,21 +329,6 @@ def _cascade(target: Target) -> str | None:
     if rule is not None and rule.check == "schema":
         return "served if it fits the schema of the request"
     return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
-
-
-def _session(effect: SessionEffect) -> str:
-    """Return the session's part in the choice as text."""
-    session = effect.session
-    if session.by is None:
-        return "none: the request names none"
-    said = [effect.reason, f"named by {session.by}"]
-    if session.turn.delivers:
-        said.append("the result of a tool call")
-    elif session.turn.short:
-        said.append("a short reply")
-    if session.state is not None:
-        said.append(f"last answered by {session.state.backend}")
-    return ", ".join(said)
 
 
 def _shadow(target: Target) -> str | None:
@@ -446,7 +430,7 @@ class ExplainRequests:
         call = self._features.apply(request, request.call or call, route)
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
-        deciding = backend_choice_of(route, parts)
+        deciding = backend_choice_of(route, parts, self._features.ports(route))
         decision = await deciding.choose(request)
         steps = steps_of(route, self._deployment)
         scored_by = str(parts.escalations.scores.of(route.name).source)

@@ -33,7 +33,6 @@ from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
-from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.request_reading import described_request, find_route
@@ -119,14 +118,14 @@ class PolicyTestRunner:
             return self._pass_through_outcome(request, route), None
         apply_route(request, call, route)
         clock, telemetry = FrozenClock(), Telemetry()
-        call = idle_features(clock, telemetry).apply(request, request.call or call, route)
+        features = idle_features(clock, telemetry)
+        call = features.apply(request, request.call or call, route)
         scorer: ComplexityScorer = (
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
-        sessions = sessions_of(route, SessionTable(), clock, telemetry)
         decision = BackendChoice(
-            route, self._pools, promises, escalations, clock, scorer, _always_first, sessions
+            route, self._pools, promises, escalations, clock, scorer, _always_first, features.ports(route).conversations
         ).decide(request)
         found = {
             "route": route.name,

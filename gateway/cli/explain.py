@@ -37,7 +37,6 @@ from gateway.routing.classifier import Classifiers
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
-from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
 from gateway.steps.parse_and_route import apply_route
@@ -181,6 +180,7 @@ class OfflineExplainer:
         self._complexity = build_complexity(embedder.fingerprint)
         self._pools = pools
         self._telemetry = telemetry
+        self._features = idle_features(SystemClock(), telemetry)
         self._classifiers = classifiers
 
     async def explain(self, value: object, where: str) -> Explanation:
@@ -193,7 +193,7 @@ class OfflineExplainer:
         # Parse again, so that the time to load the model does not count against the request's budget.
         request, call = parse_request(value, clock, where, self._rules)
         apply_route(request, call, route)
-        call = idle_features(clock, self._telemetry).apply(request, request.call or call, route)
+        call = self._features.apply(request, request.call or call, route)
         request.embedding, request.whole = embeddings
         decision = await self._decide(route, request)
         return build_explanation(request, call, route, decision, None, steps_of(route, self._deployment))
@@ -214,7 +214,7 @@ class OfflineExplainer:
             escalations,
             clock,
             self._complexity,
-            sessions=sessions_of(route, SessionTable(), clock, telemetry),
+            conversations=self._features.ports(route).conversations,
             classifier=self._classifiers.of(route),
         ).choose(request)
 

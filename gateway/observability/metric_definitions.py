@@ -45,11 +45,6 @@ class RoutingMetrics:
             "Questions to the classifier of a route, by outcome; unless answered, the gateway's own score counts",
             ("route", "outcome"),
         )
-        self.session_turns = Counter(
-            "nearhit_session_turns_total",
-            "Misses that belong to a session, by whether its backend was kept or why another one answered",
-            ("route", "outcome"),
-        )
         self.large_share = Gauge(
             "nearhit_large_share",
             "Large model's share of the last hour's misses that could go to either model",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from gateway.messages import Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.classifier import RouteClassifier
+from gateway.routing.conversations import Conversation, Conversations
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import (
     EMBEDDINGS,
@@ -33,8 +35,6 @@ from gateway.routing.selection import (
     select,
     select_unscored,
 )
-from gateway.routing.session import Session
-from gateway.routing.sessions import RouteSessions
 from gateway.routing.tier_learning import TierLearning
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
@@ -63,7 +63,7 @@ class BackendChoice:
         clock: Clock,
         complexity: ComplexityScorer,
         rng: Callable[[], float] = random.random,
-        sessions: RouteSessions | None = None,
+        conversations: Conversations | None = None,
         classifier: RouteClassifier | None = None,
     ) -> None:
         self._route = route
@@ -73,7 +73,7 @@ class BackendChoice:
         self._clock = clock
         self._complexity = complexity
         self._rng = rng
-        self.sessions = sessions  # None: the route has none
+        self.conversations = conversations  # None: each request is routed alone
         self._classifier = classifier  # None: the route has none
         self._has_splits = any(tier.parts for tier in route.target.tiers)
         self.single_backend = (
@@ -95,36 +95,44 @@ class BackendChoice:
         if (
             self.single_backend is not None
             and (call is None or not request.has_budget)
-            and (call is None or self.sessions is None)
+            and (call is None or self.conversations is None)
         ):
             return only(self.single_backend)
         if call is None:
             return select(target, self._pools, _passthrough_signals(request), self._route.slo.late)
         if call.operation == EMBEDDINGS:
             return select(target, self._pools, Signals(EMBEDDINGS), self._route.slo.late)
-        target, sessions = self._resolve(request, call), self.sessions
-        if sessions is None:
-            return select(target, self._pools, self._signals(request, call, target), self._route.slo.late)
-        session = sessions.session_of(request, call)
-        decision = select(target, self._pools, self._signals(request, call, target, session), self._route.slo.late)
-        return sessions.hold(request, decision, target, session, lambda name: self.in_time(request, name))
+        target, conversations = self._resolve(request, call), self.conversations
+        conversation = None if conversations is None else conversations.of(request, call)
+        signals = self._signals(request, call, target, conversation)
+        decision = select(target, self._pools, signals, self._route.slo.late)
+        if conversation is None:
+            return decision
+        return conversation.hold(decision, target, lambda name: self.in_time(request, name))
 
     def decide_unscored(self, request: RequestContext) -> Decision:
-        """Choose after `choose` has failed: without complexity, prediction, session or split."""
+        """Choose after `choose` has failed: without complexity, prediction, conversation or split."""
         call = request.call
         signals = _passthrough_signals(request) if call is None else Signals(call.operation)
         return select_unscored(self._route.target, self._pools, replace(signals, light_only=request.light_only))
 
-    def _signals(self, request: RequestContext, call: Call, target: Target, session: Session | None = None) -> Signals:
+    def _signals(
+        self, request: RequestContext, call: Call, target: Target, conversation: Conversation | None
+    ) -> Signals:
         """Return the inputs of the choice.
 
         Latencies are predicted only where there is a budget to compare them with.
         """
         if len(target.tiers) > 1:
+            own = partial(self._score_prompt, request, call)
             prompt = (
-                self._score_prompt(request, call)
-                if session is None
-                else self._prompt_in_session(request, call, session)
+                own()
+                if conversation is None
+                else conversation.score(
+                    own,
+                    lambda text: self._judge(request, call, text, None),
+                    classified=self._classifier is not None,
+                )
             )
             request.scored_prompt = prompt
             request.complexity = score = self._escalations.score(self._route.name, prompt)
@@ -185,41 +193,10 @@ class BackendChoice:
         return self._complexity.judge(text, call.max_tokens, vector)
 
     def _text_to_classify(self, request: RequestContext, call: Call) -> str | None:
-        """Return the text that `decide` will score; None: it will take the session's last score.
-
-        A tool loop asks no classifier: its question was classified when the loop began.
-        """
-        if self.sessions is not None:
-            session = self.sessions.session_of(request, call)
-            if session.turn.delivers and session.state is not None and session.state.score is not None:
-                return None
-            if session.turn.replies_to is not None:
-                return session.turn.replies_to
+        """Return the text that `decide` will score; None: it will take the complexity of an earlier request."""
+        if self.conversations is not None:
+            return self.conversations.of(request, call).text_to_classify()
         return call.question or call.prompt
-
-    def _prompt_in_session(self, request: RequestContext, call: Call, session: Session) -> ScoredPrompt:
-        """Score what the request answers.
-
-        The result of a tool call has no difficulty of its own. A short reply counts as the harder of itself and the
-        question before it.
-        """
-        turn = session.turn
-        asked = self._question_before(request, call, session) if turn.short or turn.delivers else None
-        if asked is not None and (turn.delivers or asked.by is Scorer.CLASSIFIER):
-            return asked
-        own = self._score_prompt(request, call)
-        return own if asked is None or asked.score <= own.score else asked
-
-    def _question_before(self, request: RequestContext, call: Call, session: Session) -> ScoredPrompt | None:
-        """Score the last full question; where the body does not repeat it, take the session's last score.
-
-        So does the result of a tool call on a route with a classifier, which is not asked again.
-        """
-        last = None if session.state is None else session.state.score
-        again = session.turn.replies_to
-        if again is not None and (last is None or self._classifier is None or not session.turn.delivers):
-            return self._judge(request, call, again, None)
-        return None if last is None else ScoredPrompt(last, NO_ROW, Scorer.SESSION)
 
     def _predict(self, request: RequestContext, name: str) -> Prediction | None:
         features = call_features(request.call, self._route.name)

@@ -18,7 +18,6 @@ from gateway.config.policy.parameters import untuned
 from gateway.config.policy.targets import TierPart
 from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Choice, TierDecision
-from gateway.routing.session import SessionEffect
 
 
 # First: which part of a tier answers a request.
@@ -81,7 +80,6 @@ class Decision:
     late: bool = False  # there is a budget, and no backend is predicted to meet it
     trial: str | None = None  # the backend whose answer is tried and checked first
     trial_skipped: bool = False  # there is no trial, for lack of time
-    session_effect: SessionEffect | None = None  # what the session did to it; None: the route has no sessions
 
 
 def only(backend: str) -> Decision:

@@ -9,7 +9,6 @@ from functools import partial
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
-from gateway.cache.placement import Placement
 from gateway.cache.screen import Screen
 from gateway.config.policy.model import Route, Semantic
 from gateway.config.policy.parameters import untuned
@@ -22,7 +21,6 @@ from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.cascade import CascadeDispatch, LightTrials
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
-from gateway.routing.sessions import sessions_of
 from gateway.routing.tuned_pool import pools_of, prices_of
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.cluster_lease import ClusterLease, LeasedLookup
@@ -39,6 +37,7 @@ from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.rate_limit import CountRequests, RateLimit
 from gateway.steps.resource_affinity import ResourceStep
+from gateway.steps.route_ports import RoutePorts
 from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup
@@ -103,11 +102,11 @@ class SharedSteps:
 
 @dataclass(frozen=True, slots=True)
 class RouteSteps:
-    """The steps of one route. `placement` decides where answers are stored, if their keys are known only with them."""
+    """The steps of one route."""
 
     route: Route
     parts: Parts
-    placement: Placement | None = None
+    ports: RoutePorts
 
     def count_requests(self, inner: Handler) -> Handler:
         return CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry).__call__
@@ -131,7 +130,7 @@ class RouteSteps:
             prefetch = EmbeddingPrefetch(embedder)
         leased = None
         if parts.cluster_leases is not None:
-            leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable, self.placement)
+            leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable, self.ports.placement)
         return exact_lookup(self.route, parts, inner, prefetch, leased)
 
     def single_flight(self, inner: Handler) -> Handler:
@@ -172,7 +171,7 @@ class RouteSteps:
             parts.telemetry,
             parts.unstorable,
             lifetime,
-            self.placement,
+            self.ports.placement,
             exact=exact,
         ).__call__
 
@@ -199,7 +198,7 @@ class RouteSteps:
             prices=prices_of(route.target, parts.prices),
             unstorable=parts.unstorable,
             frequency=parts.frequency,
-            placement=self.placement,
+            placement=self.ports.placement,
             schemas=parts.schemas,
         ).__call__
 
@@ -218,7 +217,7 @@ class RouteSteps:
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
-        backend_choice = backend_choice_of(route, parts)
+        backend_choice = backend_choice_of(route, parts, self.ports)
         return Dispatch(
             route,
             backend_choice,
@@ -233,11 +232,11 @@ class RouteSteps:
         ).__call__
 
     def _sole(self, backend_choice: BackendChoice) -> UpstreamPool | None:
-        """Return the only backend; None: there are several, or sessions choose among its upstreams."""
+        """Return the only backend; None: there are several, or conversations choose among its upstreams."""
         if backend_choice.single_backend is None:
             return None
         pool = self.parts.pools[backend_choice.single_backend]
-        return pool if self.route.session is None or pool.single is not None else None
+        return pool if self.ports.conversations is None or pool.single is not None else None
 
     def _on_stored(self) -> Callable[[RequestContext, Entry], None]:
         route, parts = self.route, self.parts
@@ -320,7 +319,7 @@ def exact_lookup(
     ).__call__
 
 
-def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
+def backend_choice_of(route: Route, parts: Parts, ports: RoutePorts) -> BackendChoice:
     return BackendChoice(
         route,
         pools_of(route.target, parts.pools),
@@ -328,7 +327,7 @@ def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
         parts.escalations,
         parts.clock,
         parts.space.complexity,
-        sessions=sessions_of(route, parts.sessions, parts.clock, parts.telemetry),
+        conversations=ports.conversations,
         classifier=parts.classifiers.of(route),
     )
 

@@ -129,8 +129,8 @@ class Dispatch:
     def _record_answer(
         self, request: RequestContext, decision: Decision, answered: BackendAnswer, slo: Promise | None
     ) -> Response:
-        sessions = self._backend_choice.sessions
-        response = answered.response if sessions is None else sessions.record_answer(request, decision, answered)
+        conversations = self._backend_choice.conversations
+        response = answered.response if conversations is None else conversations.record_answer(request, answered)
         if slo is not None:
             response = slo.observe_response(response, as_chosen=answered.instead is None)
         return self._finish(request, response, self._provenance(request, decision, answered))

@@ -56,7 +56,6 @@ from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
 from gateway.routing.rate_limiter import RateLimiter
 from gateway.routing.resource_affinity import ResourceAffinity
-from gateway.routing.sessions import SessionTable
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.embedder_announcements import EmbedderAnnouncements
@@ -305,7 +304,6 @@ class Parts:
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
-    sessions: SessionTable = field(default_factory=SessionTable)
 
     @property
     def subjects_of(self) -> SubjectsOf | None:

@@ -18,13 +18,13 @@ from gateway.errors import ClassifierAnswerInvalid
 from gateway.ports import ClassifierAnswer
 from gateway.routing.classifier import FAILURES, MAX_INFLIGHT, MAX_TEXT, score_of
 from tests.docs.recipes import DOCS
+from tests.features.sessions.test_sessions import CALL, RESULT, said, user
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of
 from tests.fixtures.several import Behind, behind, counted, policy_of
 from tests.fixtures.targets import light_and_large
 from tests.fixtures.upstream import Upstream, serving
 from tests.routing.test_dispatch import EASY, HARD, observe
-from tests.routing.test_sessions import CALL, RESULT, said, user
 
 Script = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 PATIENT = "5s"  # where the classifier answers

@@ -19,6 +19,7 @@ FEATURES = Extensions(
     "nearhit.features",
     {
         "cache.mcp": "gateway.features.mcp.feature:MCP_RESULTS",
+        "session": "gateway.features.sessions.feature:SESSIONS",
     },
 )
 """The features of routes by their key, such as `cache.mcp` or `session`. Their steps in one place of the pipeline have

@@ -26,7 +26,6 @@ from gateway.config.policy.model import (
     Route,
     RouteMatch,
     Semantic,
-    SessionSettings,
     SloSettings,
     Target,
     compile_glob,
@@ -38,7 +37,6 @@ from gateway.config.policy.schema import (
     PolicyFile,
     RouteRule,
     SemanticRule,
-    SessionRule,
     TargetRule,
 )
 from gateway.config.policy.targets import Cascade, CascadeRule, Shadow
@@ -78,17 +76,12 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
-        session=None if rule.session is None else _compile_session(rule.session),
         privacy=None if rule.privacy is None else PrivacySettings(frozenset(rule.privacy.pii), rule.privacy.action),
         expose_headers=rule.expose_headers,
         rules={**rule.rules, **cache.rules},
         file=file,
         line=line,
     )
-
-
-def _compile_session(rule: SessionRule) -> SessionSettings | None:
-    return None if rule.hold == "off" else SessionSettings(rule.by, rule.idle, rule.hold == "upstream")
 
 
 def _compile_target(rule: TargetRule) -> Target:

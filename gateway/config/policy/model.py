@@ -111,7 +111,6 @@ class RecordSettings:
 
 PersonalData = Literal["email", "phone", "card", "iban", "ssn"]
 """The kinds of personal data that `gateway.cache.personal_data` finds."""
-SessionName = Literal["x-session-id", "previous_response_id", "prompt_cache_key", "user", "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +119,6 @@ class PrivacySettings:
 
     kinds: frozenset[PersonalData]
     action: Literal["bypass", "redact-key", "store"]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """The sessions of a route: how they are named, and what is kept."""
-
-    by: tuple[SessionName, ...] = ("x-session-id", "previous_response_id", "turns")  # the first that a request has
-    idle_s: float = 600.0  # after this time without a request, a tier may fall
-    upstream: bool = False  # whether the upstream is kept too; off: only within a tool loop
 
 
 Late = Literal["soonest", "light", "stale", "refuse"]
@@ -222,7 +212,6 @@ class Route:
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
     record: RecordSettings | None = None  # None: off
-    session: SessionSettings | None = None  # None: off
     privacy: PrivacySettings | None = None  # None: personal data is not looked for
     expose_headers: bool = True
     rules: Mapping[str, Any] = field(default_factory=dict)  # the rule of each feature that is on, by its key

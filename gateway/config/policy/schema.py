@@ -12,7 +12,7 @@ from gateway.config.fields import HeaderName, Name, Text, Version, optional_sect
 from gateway.config.policy.complexity import ComplexityRule
 from gateway.config.policy.features import FeatureSection, feature_problems
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
-from gateway.config.policy.model import PersonalData, SessionName
+from gateway.config.policy.model import PersonalData
 from gateway.config.policy.targets import (
     CascadeRule,
     OptionalTierParts,
@@ -313,30 +313,6 @@ class RecordRule(Section):
     """`on`: record the questions too, so that neighbours which were never judged can be judged later."""
 
 
-class SessionRule(Section):
-    """Sessions: a conversation keeps to its backend."""
-
-    by: Annotated[
-        tuple[Annotated[SessionName, one_of(*get_args(SessionName))], ...], Field(strict=False), NOT_EMPTY
-    ] = ("x-session-id", "previous_response_id", "turns")
-    """The names of a session; the first that a request has counts. `x-session-id` is a header, the others are of the
-    body. `turns`: the hash of the first turns."""
-    idle: PositiveDuration = 600.0
-    """After this time without a request, a session may fall to a lighter tier."""
-    hold: Annotated[Literal["tier", "upstream", "off"], one_of("tier", "upstream", "off")] = "tier"
-    """`tier`: keep the backend, and within a tool loop its upstream. `upstream`: keep the upstream always. `off`: no
-    sessions."""
-
-    @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        by = given.get("by")
-        if isinstance(by, list):
-            for place, name in enumerate(by):
-                if name in by[:place]:
-                    yield Problem("by", f"{format_value(name)} is there twice, expected each name once")
-                    return
-
-
 _NO_NAMES = {"name": "no pattern finds names, and a language model misses too many (docs/security.md)"}
 
 
@@ -403,8 +379,6 @@ class RouteRule(FeatureSection):
     ] = None
     """`on`: record what decides about the route's requests, without any text, for `nearhit simulate`. Or `{share: 10%,
     prompts: on}`."""
-    session: SessionRule | None = None
-    """`{idle: 10m, hold: tier}`: a conversation keeps to its backend. Without it, each request is routed alone."""
     privacy: PrivacyRule | None = None
     """`{pii: [email, phone], action: redact-key}`: what the caches make of personal data. Without it, nobody looks for
     it."""

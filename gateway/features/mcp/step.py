@@ -40,6 +40,7 @@ from gateway.messages import (
 )
 from gateway.observability.response_headers import HITS
 from gateway.ports import Clock
+from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, with_observer
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of, decode_whole
 
@@ -86,9 +87,9 @@ class McpRuntime(Runtime):
     def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
         return apply_mcp(request, call, route, self._knowledge, self._clock.wall())
 
-    def placement(self, route: Route) -> ResultPlacement | None:
+    def ports(self, route: Route) -> RoutePorts:
         rule = route.of(McpRule)
-        return None if rule is None else ResultPlacement(route.name, rule, self._knowledge)
+        return RoutePorts(placement=None if rule is None else ResultPlacement(route.name, rule, self._knowledge))
 
 
 def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpKnowledge, now: float) -> Call:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cache.threshold.ledger import BANDS, band_of
+from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Policy, Route
 from gateway.messages import Verdict
 from gateway.steps.traffic_log.format import RecordedRequest
@@ -174,7 +175,6 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         "classifiers are not asked: each request keeps its recorded complexity",
         lambda r: r.target.classifier is not None,
     ),
-    ("sessions are not replayed: each request is routed alone", lambda r: r.session is not None),
     (
         "personal data is not looked for again: requests keep what privacy made of them when they were recorded",
         lambda r: r.privacy is not None,
@@ -193,6 +193,8 @@ def build_notes(
     """Yield the notes of a simulation. `replays` are the two finished replays."""
     routes = [*present.routes, *new.routes]
     yield from (said for said, applies in NOT_REPLAYED if any(map(applies, routes)))
+    used = dict.fromkeys(key for route in routes for key in route.rules)
+    yield from (answer.reason for key in used if (answer := FEATURES.load(key).simulate()) is not None)
     yield from _policy_notes(day, present)
     yield from _name_notes(day, routes, setting)
     yield from _unknown_notes(replays)

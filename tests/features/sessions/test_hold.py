@@ -9,10 +9,10 @@ import pytest
 
 from gateway.config.policy.model import Target, Tier
 from gateway.config.policy.targets import TierPart
+from gateway.features.sessions.hold import hold, next_state, outcome_of, running_topic
+from gateway.features.sessions.turns import Session, SessionEffect, SessionState, Turn
 from gateway.messages import Choice
 from gateway.routing.selection import Decision, only
-from gateway.routing.session import Session, SessionEffect, SessionState, Turn
-from gateway.routing.session_hold import hold, next_state, outcome_of, running_topic
 from tests.fixtures.targets import light_and_large
 
 TIERS = light_and_large("small", "big", 0.5)
@@ -37,10 +37,9 @@ def held(
 ) -> tuple[str, Choice, str]:
     """The first backend, the reason, and what the session did."""
     session = Session(turn, turn.delivers, "turns", state=before, topic=X)
-    found = hold(decision, TIERS, session, IDLE_S, now, lambda _: in_time)
-    assert found.session_effect is not None
+    found, effect = hold(decision, TIERS, session, IDLE_S, now, lambda _: in_time)
     assert set(found.backends) == set(decision.backends) | {found.backends[0]}
-    return found.backends[0], found.reason, found.session_effect.reason
+    return found.backends[0], found.reason, effect.reason
 
 
 # the decision without sessions, the state, the turn, the time -> backend, reason, what the session did
@@ -82,27 +81,27 @@ def test_a_session_does_not_keep_a_backend_that_would_be_late() -> None:
 
 
 def test_a_session_on_the_large_model_tries_no_lighter_one() -> None:
-    kept = hold(TRIED, TIERS, Session(FOLLOW_UP, by="turns", state=state("big", 1)), IDLE_S, 1.0, lambda _: True)
+    kept, _ = hold(TRIED, TIERS, Session(FOLLOW_UP, by="turns", state=state("big", 1)), IDLE_S, 1.0, lambda _: True)
     assert (kept.backends[0], kept.trial) == ("big", None)
-    rising = hold(TRIED, TIERS, Session(FOLLOW_UP, by="turns", state=state("small", 0)), IDLE_S, 1.0, lambda _: True)
+    rising, _ = hold(TRIED, TIERS, Session(FOLLOW_UP, by="turns", state=state("small", 0)), IDLE_S, 1.0, lambda _: True)
     assert rising.trial == "small", "the session is on that one"
 
 
 def test_a_session_keeps_its_part_of_a_split() -> None:
     decision = Decision(("a", "b", "big"), "light", Choice.SIMPLE)
-    kept = hold(decision, SPLIT, Session(FOLLOW_UP, by="user", state=state("b", 0)), IDLE_S, 1.0, lambda _: True)
+    kept, _ = hold(decision, SPLIT, Session(FOLLOW_UP, by="user", state=state("b", 0)), IDLE_S, 1.0, lambda _: True)
     assert kept.backends == ("b", "a", "big") and kept.tier == "light"
 
 
 def test_the_backend_after_the_kept_one_is_of_the_nearest_tier() -> None:
     decision = Decision(("s", "m", "l", "spare"), "light", Choice.SIMPLE)
-    kept = hold(decision, THREE, Session(FOLLOW_UP, by="user", state=state("l", 2)), IDLE_S, 1.0, lambda _: True)
+    kept, _ = hold(decision, THREE, Session(FOLLOW_UP, by="user", state=state("l", 2)), IDLE_S, 1.0, lambda _: True)
     assert kept.backends == ("l", "m", "s", "spare") and kept.tier == "large"
 
 
 def test_a_policy_with_fewer_tiers_lowers_the_session() -> None:
     session = Session(FOLLOW_UP, by="user", state=state("l", 2))
-    assert hold(only("main"), Target((Tier("main", "main"),)), session, IDLE_S, 1.0, lambda _: True).backends == (
+    assert hold(only("main"), Target((Tier("main", "main"),)), session, IDLE_S, 1.0, lambda _: True)[0].backends == (
         "main",
     )
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from bench.sessions import replay
+from gateway.observability.metrics import Counter as Turns
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.responses import answering, text_item
@@ -74,8 +75,9 @@ class Talk:
 
     @property
     def outcomes(self) -> dict[str, float]:
-        counted = self.served.gateway.parts.telemetry.session_turns.values
-        return {outcome: count for (_, outcome), count in counted.items()}
+        shown = self.served.gateway.parts.telemetry.metrics()
+        turns = next((metric for metric in shown if metric.name == "nearhit_session_turns_total"), None)
+        return {outcome: count for (_, outcome), count in turns.values.items()} if isinstance(turns, Turns) else {}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.config.policy.model import SessionName
+from gateway.features.sessions.rule import SessionName
 from gateway.messages import Call, Vector
 
 # A reply of at most so many words and bytes of UTF-8 answers the turn before it: "yes", "go on", "the second one".

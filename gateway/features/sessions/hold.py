@@ -21,9 +21,9 @@ from dataclasses import replace
 import numpy as np
 
 from gateway.config.policy.model import Target
+from gateway.features.sessions.turns import Session, SessionEffect, SessionState
 from gateway.messages import Choice, Vector
 from gateway.routing.selection import Decision, nearest_first
-from gateway.routing.session import Session, SessionEffect, SessionState
 
 FREE = frozenset({Choice.SIMPLE, Choice.COMPLEX, Choice.ONLY})  # reasons that a session may overrule
 FRESH = frozenset({"new", "unnamed", "idle", "topic"})  # after these the tier starts again
@@ -37,41 +37,43 @@ TOPIC_WEIGHT = 0.5  # of the newest question in the running mean
 
 def hold(
     decision: Decision, target: Target, session: Session, idle_s: float, now: float, in_time: Callable[[str], bool]
-) -> Decision:
-    """Return the decision with the session's backend first, if it is kept.
+) -> tuple[Decision, SessionEffect]:
+    """Return the decision with the session's backend first, if it is kept, and what the session did to it.
 
     `now`: seconds on the monotonic clock. `in_time`: whether a backend is predicted to meet the request's budget.
     """
     state = session.state
     if state is None:
-        return replace(decision, session_effect=SessionEffect(session, "new" if session.by else "unnamed"))
+        return decision, SessionEffect(session, "new" if session.by else "unnamed")
     if session.bound:
         return _to_caller(decision, target, session, state)
     if now - state.used > idle_s:
-        return replace(decision, session_effect=SessionEffect(session, "idle"))
+        return decision, SessionEffect(session, "idle")
     if decision.reason not in FREE:
-        return replace(decision, session_effect=SessionEffect(session, str(decision.reason)))
+        return decision, SessionEffect(session, str(decision.reason))
     floor, rank = min(state.rank, len(target.tiers) - 1), rank_of(target, decision.backends[0])
     if rank > floor:
-        return replace(decision, session_effect=SessionEffect(session, "harder"))
+        return decision, SessionEffect(session, "harder")
     if rank < floor and is_other_topic(state.topic, session.topic):
-        return replace(decision, session_effect=SessionEffect(session, "topic"))
+        return decision, SessionEffect(session, "topic")
     tier = target.tiers[floor]
     backend = state.backend if state.backend in tier.members else tier.backend
     if backend != decision.backends[0] and not in_time(backend):
-        return replace(decision, session_effect=SessionEffect(session, str(Choice.BUDGET)))
-    return _put_first(decision, target, backend, Choice.SESSION, _effect_of(session, state, backend))
+        return decision, SessionEffect(session, str(Choice.BUDGET))
+    return _put_first(decision, target, backend, Choice.SESSION), _effect_of(session, state, backend)
 
 
-def _to_caller(decision: Decision, target: Target, session: Session, state: SessionState) -> Decision:
+def _to_caller(
+    decision: Decision, target: Target, session: Session, state: SessionState
+) -> tuple[Decision, SessionEffect]:
     """Send the result of a tool call to the backend that made the call, whatever its tier."""
     backend = state.backend
     if backend not in target.members:
-        return replace(decision, session_effect=SessionEffect(session, "removed"))
+        return decision, SessionEffect(session, "removed")
     if decision.reason is Choice.LIMIT and backend not in decision.backends:
-        return replace(decision, session_effect=SessionEffect(session, str(Choice.LIMIT)))
-    kept = _put_first(decision, target, backend, Choice.TOOL_RESULT, _effect_of(session, state, backend))
-    return replace(kept, reason=Choice.TOOL_RESULT)
+        return decision, SessionEffect(session, str(Choice.LIMIT))
+    kept = replace(_put_first(decision, target, backend, Choice.TOOL_RESULT), reason=Choice.TOOL_RESULT)
+    return kept, _effect_of(session, state, backend)
 
 
 def _effect_of(session: Session, state: SessionState, backend: str) -> SessionEffect:
@@ -79,10 +81,10 @@ def _effect_of(session: Session, state: SessionState, backend: str) -> SessionEf
     return SessionEffect(session, "kept" if same else "returned", state.upstream if same else None)
 
 
-def _put_first(decision: Decision, target: Target, backend: str, reason: Choice, effect: SessionEffect) -> Decision:
+def _put_first(decision: Decision, target: Target, backend: str, reason: Choice) -> Decision:
     """Put a backend first. There is no trial of a lighter one, which would be another backend."""
     if backend == decision.backends[0]:
-        return replace(decision, trial=None, session_effect=effect)
+        return replace(decision, trial=None)
     order = [backend]
     if decision.reason is not Choice.LIMIT:  # a limit excludes the other tiers
         rank = rank_of(target, backend)
@@ -94,7 +96,6 @@ def _put_first(decision: Decision, target: Target, backend: str, reason: Choice,
         reason=reason,
         trial=None,
         trial_skipped=False,
-        session_effect=effect,
     )
 
 

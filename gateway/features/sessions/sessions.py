@@ -5,27 +5,33 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import orjson
 
 from gateway.bounded_cache import BoundedCache
-from gateway.config.policy.model import Route, SessionSettings, Target
-from gateway.context import RequestContext
-from gateway.messages import Call, Choice, Event, EventStream, FullBody, Response, Vector
-from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock
-from gateway.routing.fallback import BackendAnswer
-from gateway.routing.selection import Decision
-from gateway.routing.session import (
+from gateway.config.policy.model import Route, Target
+from gateway.context import FeatureState, RequestContext
+from gateway.feature import Runtime
+from gateway.features.sessions.hold import hold, next_state, outcome_of
+from gateway.features.sessions.rule import SessionRule
+from gateway.features.sessions.turns import (
     Session,
+    SessionEffect,
     SessionState,
     Turn,
     continues_stored,
     identities,
     read_turn,
 )
-from gateway.routing.session_hold import hold, next_state, outcome_of
+from gateway.messages import Call, Choice, Event, EventStream, FullBody, Response, ScoredPrompt, Scorer, Vector
+from gateway.observability.metrics import Counter
+from gateway.ports import Clock
+from gateway.routing.backend_choice import NO_ROW
+from gateway.routing.fallback import BackendAnswer
+from gateway.routing.selection import Decision
+from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, with_observer
 
 LOG = logging.getLogger("nearhit.sessions")
@@ -66,22 +72,45 @@ class SessionTable:
             self._states.put(key, state)
 
 
+class SessionMetrics:
+    """Counts the turns of sessions by their outcome."""
+
+    def __init__(self) -> None:
+        self.turns = Counter(
+            "nearhit_session_turns_total",
+            "Misses that belong to a session, by whether its backend was kept or why another one answered",
+            ("route", "outcome"),
+        )
+
+
+class SessionChoice(FeatureState):
+    """The effect of the session on the choice of a backend; None: nothing is chosen yet."""
+
+    __slots__ = ("effect",)
+
+    def __init__(self) -> None:
+        self.effect: SessionEffect | None = None
+
+
 class RouteSessions:
-    """`RouteSessions` serves one route."""
+    """The sessions of one route."""
 
     def __init__(
-        self, route: Route, settings: SessionSettings, table: SessionTable, clock: Clock, telemetry: Telemetry
+        self, route: Route, rule: SessionRule, table: SessionTable, clock: Clock, metrics: SessionMetrics
     ) -> None:
         self._route = route
-        self._settings = settings
+        self._rule = rule
         self._table = table
         self._clock = clock
-        self._telemetry = telemetry
+        self._metrics = metrics
+
+    def of(self, request: RequestContext, call: Call) -> SessionOfRequest:
+        return SessionOfRequest(request, call, self.session_of(request, call), self._rule, self._clock)
 
     def session_of(self, request: RequestContext, call: Call) -> Session:
         """Return the request's view of its session. Nothing changes."""
         turn, owner = read_turn(call), self._owner(request)
-        found = next(identities(call, request.headers, self._settings.by, turn), None)
+        found = next(identities(call, request.headers, self._rule.by, turn), None)
         topic, bound = _topic(request, call, turn), turn.delivers or continues_stored(call)
         if found is None:
             return Session(turn, bound, topic=topic)
@@ -89,38 +118,21 @@ class RouteSessions:
         lookup_keys, store_keys = (tuple(self._table.key(owner, name, value) for value in values) for values in places)
         return Session(turn, bound, name, lookup_keys, store_keys, self._table.find(lookup_keys), topic)
 
-    def hold(
-        self,
-        request: RequestContext,
-        decision: Decision,
-        target: Target,
-        session: Session,
-        in_time: Callable[[str], bool],
-    ) -> Decision:
-        """Return the decision as the session changes it, and set the upstream that the request prefers."""
-        decision = hold(decision, target, session, self._settings.idle_s, self._clock.monotonic(), in_time)
-        effect = decision.session_effect
-        if effect is not None and session.bound:
-            request.pinned_upstream = effect.upstream
-        elif effect is not None and self._settings.upstream:
-            request.preferred_upstream = effect.upstream
-        return decision
-
-    def record_answer(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Response:
+    def record_answer(self, request: RequestContext, answered: BackendAnswer) -> Response:
         """Record who answered, and return the response. An error leaves the session as it is."""
-        effect, response = decision.session_effect, answered.response
+        effect, response = request.of(SessionChoice).effect, answered.response
         if effect is None or response.status >= 400 or request.internal:
             return response
         session, backend, upstream = effect.session, answered.backend, request.called_upstream
         outcome = outcome_of(effect, backend, upstream, answered.instead)
         if session.by is not None:
-            self._telemetry.session_turns.add(self._route.name, outcome)
+            self._metrics.turns.add(self._route.name, outcome)
         if session.state is not None and (outcome not in UNLOGGED or (session.bound and outcome != "kept")):
             self._log_move(request, session, session.state, backend, upstream, outcome)
         state = next_state(effect, self._route.target, backend, upstream, request.complexity, self._clock.monotonic())
         self._table.keep(session.store_keys, state)
         call = request.call
-        if call is None or call.operation != "responses" or "previous_response_id" not in self._settings.by:
+        if call is None or call.operation != "responses" or "previous_response_id" not in self._rule.by:
             return response
         return self._keep_by_answer(request, response, state)
 
@@ -173,9 +185,77 @@ class RouteSessions:
         LOG.warning("a session has moved", extra={"fields": fields})
 
 
-def sessions_of(route: Route, table: SessionTable, clock: Clock, telemetry: Telemetry) -> RouteSessions | None:
-    """Return the sessions of a route; None: its policy has none."""
-    return None if route.session is None else RouteSessions(route, route.session, table, clock, telemetry)
+@dataclass(frozen=True, slots=True)
+class SessionOfRequest:
+    """The session of one request, as the choice of its backend uses it."""
+
+    request: RequestContext
+    call: Call
+    session: Session
+    rule: SessionRule
+    clock: Clock
+
+    def text_to_classify(self) -> str | None:
+        """Return the text whose complexity counts; None: the session's last score does.
+
+        A tool loop asks no classifier: its question was classified when the loop began.
+        """
+        turn, state = self.session.turn, self.session.state
+        if turn.delivers and state is not None and state.score is not None:
+            return None
+        return turn.replies_to if turn.replies_to is not None else self.call.question or self.call.prompt
+
+    def score(
+        self, own: Callable[[], ScoredPrompt], judge: Callable[[str], ScoredPrompt], *, classified: bool
+    ) -> ScoredPrompt:
+        """Score what the request answers.
+
+        The result of a tool call has no difficulty of its own. A short reply counts as the harder of itself and the
+        question before it.
+        """
+        turn = self.session.turn
+        before = self._question_before(judge, classified=classified) if turn.short or turn.delivers else None
+        if before is not None and (turn.delivers or before.by is Scorer.CLASSIFIER):
+            return before
+        scored = own()
+        return scored if before is None or before.score <= scored.score else before
+
+    def _question_before(self, judge: Callable[[str], ScoredPrompt], *, classified: bool) -> ScoredPrompt | None:
+        """Score the last full question; where the body does not repeat it, take the session's last score.
+
+        So does the result of a tool call on a route with a classifier, which is not asked again.
+        """
+        state, turn = self.session.state, self.session.turn
+        last = None if state is None else state.score
+        if turn.replies_to is not None and (last is None or not classified or not turn.delivers):
+            return judge(turn.replies_to)
+        return None if last is None else ScoredPrompt(last, NO_ROW, Scorer.SESSION)
+
+    def hold(self, decision: Decision, target: Target, in_time: Callable[[str], bool]) -> Decision:
+        """Return the decision as the session changes it, and set the upstream that the request prefers."""
+        request, now = self.request, self.clock.monotonic()
+        decision, effect = hold(decision, target, self.session, self.rule.idle, now, in_time)
+        request.of(SessionChoice).effect = effect
+        if self.session.bound:
+            request.pinned_upstream = effect.upstream
+        elif self.rule.hold == "upstream":
+            request.preferred_upstream = effect.upstream
+        return decision
+
+
+class SessionRuntime(Runtime):
+    """The sessions of a gateway. They survive a new policy."""
+
+    def __init__(self, clock: Clock, metrics: SessionMetrics) -> None:
+        self._table = SessionTable()
+        self._clock = clock
+        self._metrics = metrics
+
+    def ports(self, route: Route) -> RoutePorts:
+        rule = route.of(SessionRule)
+        if rule is None:
+            return RoutePorts()
+        return RoutePorts(conversations=RouteSessions(route, rule, self._table, self._clock, self._metrics))
 
 
 def answer_id(data: bytes) -> bytes | None:

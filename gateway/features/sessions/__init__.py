@@ -1,0 +1,1 @@
+"""Sessions: a conversation keeps to its backend."""
