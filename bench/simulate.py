@@ -26,12 +26,12 @@ from aiohttp import web
 from bench.protocols import TEXT
 from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
+from gateway.features.simulation.simulation import recorded_side
+from gateway.features.simulation.worker_process import SimulationJob, build_job, run_job
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import Segments
-from gateway.tools.simulation.simulation import recorded_side
-from gateway.tools.simulation.worker_process import SimulationJob, build_job, run_job
 from tests.fixtures.gateways import Served, config_of, gateway_of
 
 WORDINGS = Path(__file__).parents[1] / "training" / "wordings"

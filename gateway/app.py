@@ -17,6 +17,7 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
 from gateway.admin.explain_pair import ExplainHandler
 from gateway.admin.explanation import ExplainRequests
+from gateway.admin.feature_operations import AdminCore, feature_routes
 from gateway.admin.learning import QualityHandler, RoutingHandler
 from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
@@ -128,6 +129,17 @@ class Gateway:
         self.admin_port = self._admin_port(worker_environment)
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
+    def _admin_core(self) -> AdminCore:
+        spaces = self.parts.spaces  # a reference to the parts would keep a former space in memory
+        return AdminCore(
+            self.config,
+            self.parts.clock,
+            self.policies,
+            lambda: self.policy,
+            lambda: spaces.serving.embedder.fingerprint,
+            self.parts.recorder.flush,
+        )
+
     def _admin_port(self, worker_environment: WorkerEnvironment | None) -> AdminPort:
         config, parts = self.config, self.parts
         return AdminPort(
@@ -155,7 +167,8 @@ class Gateway:
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
-                *build_policy_admin(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
+                *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
+                *feature_routes(self._admin_core()),
             ],
         )
 

@@ -1,7 +1,8 @@
 """Write docs/schema/admin-openapi.json and the table of docs/admin-api.md: `python -m docs.tools.openapi`.
 
-The document describes the routes that the handlers of `gateway.admin` register. A handler declares its types with
-`gateway.admin.operations.operation`; its docstring has the summary, and `ROLES` the role that it requires.
+The document describes the routes that the handlers of `gateway.admin` register, and the operations of features. A
+handler declares its types with `gateway.admin.operations.operation`; its docstring has the summary, and `ROLES` the
+role that it requires.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from docs.tools.page_parts import with_part
 from gateway import admin
+from gateway.admin.feature_operations import OPERATIONS
 from gateway.admin.middleware import ROLES
 from gateway.admin.operations import JSON, Operation, operation_of
 from gateway.admin.responses import Error
@@ -81,6 +83,9 @@ def endpoints() -> list[Endpoint]:
         for route in object.__new__(handlers).routes()
         if isinstance(route, web.RouteDef)
     ]
+    for name in OPERATIONS.own:
+        method, path = name.split()
+        found.append(Endpoint(method, path, OPERATIONS.load(name).answer))
     return sorted(found, key=lambda each: (each.path, each.method))
 
 

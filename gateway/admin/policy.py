@@ -1,10 +1,11 @@
-"""Admin operations on the policy: show, validate, simulate, apply, history and rollback."""
+"""Admin operations on the policy: show, validate, apply, history and rollback."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, Literal
 
@@ -17,9 +18,7 @@ from gateway.admin.middleware import actor_of
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.policy_manager import PolicyManager, file_contents
 from gateway.admin.responses import Error, json_response
-from gateway.admin.simulation_runner import DEFAULT_WINDOW, WINDOW, SimulationRunner
 from gateway.admin.stats import PolicySummary, Stats
-from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import validate_name
 from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
@@ -29,7 +28,6 @@ from gateway.config.policy.schema import PolicyFile
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge
 from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.observability.telemetry import Telemetry
-from gateway.steps.parts import Parts
 
 # Latency budgets that no backend has met since the gateway started. Only a running gateway knows them.
 MIN_ANSWERS = 20  # answers of each backend; fewer may all be slow by chance
@@ -64,11 +62,6 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 class FileQuery(TypedDict, total=False):
     file: str
     """The name of the policy file that the body replaces. Default: `default.yaml`."""
-
-
-class SimulateQuery(FileQuery, total=False):
-    traffic: Annotated[str, Field(pattern=f"^{WINDOW.pattern}$", default=DEFAULT_WINDOW)]
-    """The window of recorded traffic."""
 
 
 # The first two are `AUTHOR` and `COMMENT`.
@@ -130,20 +123,6 @@ class AppliedReport(StagedReport):
     """False: the policy was in force already."""
 
 
-class SimulationReport(TypedDict):
-    ok: Literal[True]
-    traffic: dict[str, Any]
-    """The requests of the window: `requests`, `from`, `to`, `seconds` and `notes`."""
-    present: dict[str, Any]
-    """The forecast for the policy in force."""
-    new: dict[str, Any]
-    """The forecast for the new policy."""
-    recorded: dict[str, float | None]
-    """The outcome that was recorded."""
-    changed: dict[str, Any]
-    """The requests with another outcome: their number and examples."""
-
-
 class VersionFields(TypedDict):
     version: int
     at: float
@@ -191,46 +170,37 @@ ERRORS: dict[str, Any] = {"error": PolicyError, "errors": {422: PolicyFaults}}
 YAML: dict[str, Any] = {"body": PolicyFile, "body_type": "application/yaml", **ERRORS}
 
 
+@dataclass(frozen=True, slots=True)
 class PolicyAdmin:
-    """`PolicyAdmin` serves `/admin/policy` and `/admin/simulate`.
+    """`PolicyAdmin` serves `/admin/policy`.
 
     `describe` returns the summary that the dashboard shows. `live_warnings` returns warnings that only a running
     gateway can give.
     """
 
-    def __init__(
-        self,
-        manager: PolicyManager,
-        policy: Callable[[], Policy],
-        describe: Callable[[], dict[str, Any]],
-        live_warnings: Callable[[], Iterable[ConfigError]],
-        simulator: SimulationRunner,
-    ) -> None:
-        self._simulator = simulator
-        self._manager = manager
-        self._policy = policy
-        self._describe = describe
-        self._live_warnings = live_warnings
+    manager: PolicyManager
+    policy: Callable[[], Policy]
+    describe: Callable[[], dict[str, Any]]
+    live_warnings: Callable[[], Iterable[ConfigError]]
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/admin/policy", _json_errors(self._get_policy)),
-            web.post("/admin/policy", _json_errors(self._apply)),
-            web.post("/admin/policy/validate", _json_errors(self._validate)),
-            web.post("/admin/simulate", _json_errors(self._simulate)),
-            web.get("/admin/policy/history", _json_errors(self._get_history)),
-            web.get("/admin/policy/history/{version}", _json_errors(self._get_version)),
-            web.post("/admin/policy/rollback", _json_errors(self._roll_back)),
+            web.get("/admin/policy", policy_errors(self._get_policy)),
+            web.post("/admin/policy", policy_errors(self._apply)),
+            web.post("/admin/policy/validate", policy_errors(self._validate)),
+            web.get("/admin/policy/history", policy_errors(self._get_history)),
+            web.get("/admin/policy/history/{version}", policy_errors(self._get_version)),
+            web.post("/admin/policy/rollback", policy_errors(self._roll_back)),
         ]
 
     @operation(PolicyReport, etag=True, error=PolicyError)
     async def _get_policy(self, request: web.Request) -> web.Response:
         """Show the policy in force with its files. The `ETag` is its hash."""
-        policy = self._policy()
+        policy = self.policy()
         files = [{"name": name, "content": content} for name, content in file_contents(policy.texts).items()]
-        budgets = [doubt.as_json() for doubt in self._live_warnings()]
+        budgets = [doubt.as_json() for doubt in self.live_warnings()]
         answer = json_response(
-            {**self._describe(), "unmet_budgets": budgets, "editable": self._manager.is_editable, "files": files}
+            {**self.describe(), "unmet_budgets": budgets, "editable": self.manager.is_editable, "files": files}
         )
         answer.headers["ETag"] = f'"{policy.hash}"'
         return answer
@@ -238,17 +208,8 @@ class PolicyAdmin:
     @operation(StagedReport, query=FileQuery, **YAML)
     async def _validate(self, request: web.Request) -> web.Response:
         """Check a policy file together with the others. Nothing changes."""
-        staged = await self._manager.validate(_file(request), await _body(request))
+        staged = await self.manager.validate(file_of(request), await body_of(request))
         return json_response({"ok": True, **staged.as_json()})
-
-    @operation(SimulationReport, query=SimulateQuery, **{**YAML, "errors": {422: PolicyFaults | PolicyError}})
-    async def _simulate(self, request: web.Request) -> web.Response:
-        """Replay recorded traffic under a policy file and forecast hits, cost and latency. Nothing changes.
-
-        The response is the output of `nearhit simulate --json`. One simulation runs at a time.
-        """
-        staged = await self._manager.validate(_file(request), await _body(request))
-        return json_response(await self._simulator.of(self._policy(), staged.policy, request.query.get("traffic")))
 
     @operation(AppliedReport, query=FileQuery, headers=ChangeHeaders, **YAML)
     async def _apply(self, request: web.Request) -> web.Response:
@@ -257,17 +218,17 @@ class PolicyAdmin:
         With `If-Match`, the response has status 412 if another policy is in force.
         """
         author = _author_of(request, "api")
-        file = _file(request)
-        staged, changed = await self._manager.apply(file, await _body(request), author, _match(request))
+        file = file_of(request)
+        staged, changed = await self.manager.apply(file, await body_of(request), author, _match(request))
         add_audit_fields(request, author=author.name, file=file, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
     @operation(AppliedReport, headers=ChangeHeaders, body=ByVersion | ByHash, body_required=False, **ERRORS)
     async def _roll_back(self, request: web.Request) -> web.Response:
         """Put the files of an earlier version in force, as a new version. Default: the one before the current one."""
-        key = _key(await _body(request))
+        key = _key(await body_of(request))
         author = _author_of(request, "rollback")
-        staged, changed = await self._manager.roll_back(key, author, _match(request))
+        staged, changed = await self.manager.roll_back(key, author, _match(request))
         add_audit_fields(request, author=author.name, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
@@ -277,12 +238,12 @@ class PolicyAdmin:
         limit = request.query.get("limit", str(MAX_VERSIONS))
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= MAX_VERSIONS:
             raise BadRequest(f"limit: expected a whole number from 1 to {MAX_VERSIONS}")
-        return json_response({"hash": self._policy().hash, "versions": self._manager.history.list_versions(int(limit))})
+        return json_response({"hash": self.policy().hash, "versions": self.manager.history.list_versions(int(limit))})
 
     @operation(VersionReport, error=PolicyError)
     async def _get_version(self, request: web.Request) -> web.Response:
         """Show one version with its files and its diff. `version` is a number, or a hash of at least four digits."""
-        version = await asyncio.to_thread(self._manager.version, request.match_info["version"])
+        version = await asyncio.to_thread(self.manager.version, request.match_info["version"])
         return json_response(version.as_json())
 
 
@@ -301,7 +262,7 @@ def _text_header(request: web.Request, header: str, max_length: int) -> str:
     return value
 
 
-def _file(request: web.Request) -> str | None:
+def file_of(request: web.Request) -> str | None:
     name = request.query.get("file")
     return None if name is None else validate_name(name)
 
@@ -329,14 +290,14 @@ def _key(body: bytes) -> str | None:
     return None if given is None else str(given)
 
 
-async def _body(request: web.Request) -> bytes:
+async def body_of(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise PayloadTooLarge("the body is larger than 1 MiB: expected one policy file") from None
 
 
-def _json_errors(handler: Handler) -> Handler:
+def policy_errors(handler: Handler) -> Handler:
     """Return a handler that answers errors as JSON: one sentence, or every fault."""
 
     @wraps(handler)
@@ -354,14 +315,7 @@ def _json_errors(handler: Handler) -> Handler:
 
 
 def build_policy_admin(
-    config: Config, parts: Parts, manager: PolicyManager, policy: Callable[[], Policy], stats: Stats
+    telemetry: Telemetry, manager: PolicyManager, policy: Callable[[], Policy], stats: Stats
 ) -> PolicyAdmin:
     """Build the policy operations. `policy` returns the policy in force."""
-    spaces, telemetry = parts.spaces, parts.telemetry  # a reference to the parts would keep a former space in memory
-    return PolicyAdmin(
-        manager,
-        policy,
-        lambda: stats.report()["policy"],
-        lambda: unmet_budgets(policy(), telemetry),
-        SimulationRunner(config, parts.recorder.flush, lambda: spaces.serving.embedder.fingerprint, parts.clock.wall),
-    )
+    return PolicyAdmin(manager, policy, lambda: stats.report()["policy"], lambda: unmet_budgets(policy(), telemetry))

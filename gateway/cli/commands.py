@@ -35,7 +35,7 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Say how often the policy chooses the expected tier or backend, and by which signal.",
     ),
     "simulate": (
-        "gateway.cli.simulate",
+        "gateway.features.simulation.command",
         "Compare another policy with the current one on recorded traffic.",
     ),
     "capacity": (

@@ -22,9 +22,7 @@ from gateway.app import Gateway, running
 from gateway.cache.model_factory import model_dir_of
 from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, add_addresses, with_addresses
-from gateway.cli.progress import step_reporter
 from gateway.cli.signals import on_hangup, stop_event
-from gateway.cli.workers import run_supervisor
 from gateway.config import Config
 from gateway.config.errors import ConfigError
 from gateway.config.load import load_config
@@ -87,9 +85,7 @@ def build_missing_model(embedder: EmbeddingModel) -> None:
     folder = model_dir_of(embedder)
     if (folder / MANIFEST_FILE).exists():
         return
-    with step_reporter(quiet=False) as step:
-        step(f"the embedding model {MODEL} is not in {folder.parent}: building it once, in some minutes")
-        import_module("gateway.model_build.fetch").fetch(folder.parent, step)  # most starts need no build
+    import_module("gateway.cli.first_build").build_model(folder.parent)  # most starts need no build
 
 
 async def serve(
@@ -137,9 +133,10 @@ async def warm(gateway: Gateway, worker_environment: WorkerEnvironment) -> None:
 
 
 async def supervise(config: Config, environ: Mapping[str, str], arguments: list[str]) -> None:
-    """Run the workers, and replace them on SIGHUP."""
+    """Run the workers, and replace them on SIGHUP. A gateway in one process does not import their supervisor."""
+    workers: Any = import_module("gateway.cli.workers")
     async with (
-        run_supervisor(config, arguments, environ) as supervisor,
+        workers.run_supervisor(config, arguments, environ) as supervisor,
         on_hangup(supervisor.restart_workers, cancel=True),
     ):
         with stop_event() as stop:

@@ -12,7 +12,7 @@ from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import PolicySource
-from gateway.tools.simulation.worker_process import build_job, run_job
+from gateway.features.simulation.worker_process import build_job, run_job
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -95,10 +96,10 @@ def _error(message: str, code: str | None = None) -> dict[str, str | None]:
     return {"message": message, "type": "invalid_request_error", "param": None, "code": code}
 
 
+@dataclass(slots=True)
 class _Chat:
-    def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
-        self._requests = 0
+    delay_s: float
+    requests: int = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -106,11 +107,11 @@ class _Chat:
             question = question_of(body)
         except (orjson.JSONDecodeError, ValueError):
             return web.json_response({"error": _error("expected JSON with model and messages")}, status=400)
-        self._requests += 1
-        await asyncio.sleep(self._delay_s)
+        self.requests += 1
+        await asyncio.sleep(self.delay_s)
         model = str(body.get("model", "stub"))
         text = f"{model} would answer here; this is a stub. You asked: {question[:MAX_ECHO_CHARS]}"
-        about = {"id": f"chatcmpl-stub-{self._requests}", "created": int(time.time()), "model": model}
+        about = {"id": f"chatcmpl-stub-{self.requests}", "created": int(time.time()), "model": model}
         usage = _usage(body["messages"], text)
         if not body.get("stream"):
             message = {"role": "assistant", "content": text}

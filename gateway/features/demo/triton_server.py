@@ -29,6 +29,7 @@ class TritonPorts:
     metrics: int
 
 
+@dataclass(frozen=True, slots=True)
 class TritonServer:
     """A running server. `TritonServer.start` starts one, `stop` ends it.
 
@@ -36,10 +37,9 @@ class TritonServer:
     shared memory regions that `stop` removes.
     """
 
-    def __init__(self, child: ChildProcess, ports: TritonPorts, shared_memory_prefix: str) -> None:
-        self.ports = ports
-        self._child = child
-        self._prefix = shared_memory_prefix
+    child: ChildProcess
+    ports: TritonPorts
+    shared_memory_prefix: str
 
     @classmethod
     async def start(
@@ -86,11 +86,11 @@ class TritonServer:
 
     @property
     def log(self) -> Path:
-        return self._child.log
+        return self.child.log
 
     @property
     def pid(self) -> int:
-        return self._child.pid
+        return self.child.pid
 
     async def ready(self) -> bool:
         """Return whether the server answers its health probe. Raises `OSError` while nothing listens."""
@@ -105,9 +105,9 @@ class TritonServer:
     async def stop(self) -> None:
         """End the server and remove its shared memory. A second call does nothing more."""
         try:
-            await self._child.stop(STOP_GRACE_S)
+            await self.child.stop(STOP_GRACE_S)
         finally:
-            _remove_regions(self._prefix)
+            _remove_regions(self.shared_memory_prefix)
 
 
 def require_free(ports: TritonPorts) -> None:

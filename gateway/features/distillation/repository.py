@@ -73,7 +73,7 @@ def _configure(entry: Path, source: str, **words: str) -> None:
 
 
 def snippet(name: str, share: int, *, unsure: bool) -> str:
-    """Return the snippets for config.yaml and a policy. `unsure`: the model may answer that it does not know."""
+    """Return the snippets for config.yaml and a policy. An `unsure` model may answer that it does not know."""
     backend = f"adapter: triton, url: grpc://127.0.0.1:8001, model: {name}"
     if not unsure:
         return _snippet(name, backend, share, "escalate_above: 0.5")

@@ -40,9 +40,9 @@ def build(
 ) -> dict[str, Any]:
     """Build the model into `model_dir`, in place of a former one of that name, and return its manifest.
 
-    `name`: None for the last part of `source`. `prompt`: in front of every text; None: as the model's files say.
-    `keep_env` is as for `fetch`. A build blocks for minutes. Raises `FetchFailed` with one sentence; then a former
-    model is unchanged.
+    The name is the last part of `source` unless `name` is given. `prompt` stands in front of every text; without it,
+    the prompt of the model's files does. `keep_env` is as for `fetch`. A build blocks for minutes. Raises `FetchFailed`
+    with one sentence; then a former model is unchanged.
     """
     folder = Path(source).expanduser()
     name = name or (folder.resolve().name if folder.is_dir() else source.rsplit("/", 1)[-1])

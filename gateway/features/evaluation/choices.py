@@ -42,7 +42,7 @@ class ExpectedChoice:
 def read_prompts(path: Path, model: str) -> list[Prompt]:
     """Read one prompt a line: a text, or an object with `prompt`, or a request. Raise `CommandFailed` with the faults.
 
-    `model`: of the requests that are only a text.
+    Prompts that are only a text get `model`.
     """
     return _read(path, "prompts", lambda where, line: _prompt(where, line, model))
 
@@ -50,7 +50,7 @@ def read_prompts(path: Path, model: str) -> list[Prompt]:
 def read_expected(path: Path, known: Set[str] | None) -> list[ExpectedChoice]:
     """Read one expectation a line. Raise `CommandFailed` with the faults.
 
-    `known`: the tiers and backends of the policy; None: not known here.
+    Names must be among the tiers and backends of `known`, unless it is None.
     """
     return _read(path, "expectations", lambda where, line: _expected(where, line, known))
 

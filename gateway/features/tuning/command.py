@@ -131,7 +131,7 @@ def _pairs(arguments: argparse.Namespace, config: Config) -> list[LabelledPair]:
 
 
 def _build_python(given: Path | None) -> Path | None:
-    """Return the interpreter of the build environment; None: there is none. Raise `FetchFailed` for a named one."""
+    """Return the interpreter of the build environment, or None. Raise `FetchFailed` if a named one is not there."""
     if given is not None:
         return build_environment(given.absolute(), print, make=False)
     for folder in (BUILD_ENV, Path(sys.prefix).parent / BUILD_ENV):  # `make setup` leaves it next to .venv

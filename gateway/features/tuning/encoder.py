@@ -51,8 +51,8 @@ def fine_tune(
 ) -> dict[str, Any]:
     """Write cross_encoder.onnx and cross_encoder.json to `work`, and return the report of the training.
 
-    `weights`: the folder of the weights to begin with. `targets`: (n,) in [0, 1]; None: the labels. It raises
-    `FetchFailed`.
+    The training begins with the weights in the folder `weights`. Its targets, (n,) in [0, 1], are the labels unless
+    `targets` is given. Raises `FetchFailed`.
     """
     reader = PairTokenizer(model_dir / TOKENIZER_FILE)
     wanted = np.array([pair.same for pair in pairs], np.float64) if targets is None else targets

@@ -29,7 +29,7 @@ def at_promise(
 ) -> OperatingPoint:
     """Return the result of the lowest threshold whose wrong share of all pairs is at most `promise`.
 
-    `counts`: (n,) how often each pair counts; None: once.
+    `counts` says how often each of the n pairs counts. Without it, each counts once.
     """
     return Ranking(scores, same).at_promise(promise, counts)
 

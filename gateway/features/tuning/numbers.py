@@ -71,9 +71,10 @@ def fit(
     earlier: FloatArray,
     anchors: tuple[ScoreInputs, NDArray[np.bool_]] | None = None,
 ) -> Numbers:
-    """Fit the numbers on labelled pairs. `earlier`: (n,) scores of the shipped verifier, for the bands of the prior.
+    """Fit the numbers on labelled pairs.
 
-    `anchors`: pairs with their labels that count for the score, too, but not for its calibration.
+    `earlier` has the (n,) scores of the shipped verifier, for the bands of the prior. The labelled pairs of `anchors`
+    count for the score, too, but not for its calibration.
     """
     use = inputs.servable
     labels, rows = same[use].astype(np.float64), inputs.only(use).rows()
@@ -97,7 +98,7 @@ def fit(
 
 
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
-    """Fit a combination again, but for the numbers in `HELD`. `rows`: the arguments of its `log_odds`."""
+    """Fit a combination again, but for the numbers in `HELD`. `rows` are the arguments of its `log_odds`."""
     kind, numbers = type(shipped), np.array(astuple(shipped), np.float64)
     columns = columns_of(kind, rows)
     free = np.array([field.name not in HELD for field in fields(kind)])
@@ -155,9 +156,9 @@ def ridge(
     strength: float = RIDGE,
     offset: FloatArray | None = None,
 ) -> list[float]:
-    """Return bias and weights of a logistic regression, by Newton's method. `rows`: (n, k); `shipped`: (1 + k,).
+    """Return bias and weights of a logistic regression, by Newton's method.
 
-    `offset`: (n,) log-odds that each row has besides.
+    `rows` has the shape (n, k), and `shipped` (1 + k,). `offset` is added to the (n,) log-odds of the rows.
     """
     columns = np.column_stack([np.ones(len(rows)), rows])
     importance = np.ones(len(rows)) if weights is None else weights

@@ -31,7 +31,7 @@ class LabelledPair:
 
 @dataclass(frozen=True, slots=True)
 class PairSplit:
-    """Pairs in three parts without a common question. `groups`: for each pair held out, its connected component."""
+    """Pairs in three parts without a common question. `groups` has the connected component of each pair held out."""
 
     training: Sequence[LabelledPair]
     fitting: Sequence[LabelledPair]  # fits the score's numbers and chooses between candidates

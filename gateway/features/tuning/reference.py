@@ -40,7 +40,7 @@ def order(scores: FloatArray, same: NDArray[np.bool_]) -> float:
 
 
 def loss(before: float, after: float) -> str | None:
-    """Return the reason to refuse a candidate; None: it has not lost too much."""
+    """Return the reason to refuse a candidate, or None if it has not lost too much."""
     if before - after <= MOST_LOST:
         return None
     return (

@@ -126,7 +126,7 @@ def _current(options: TuneOptions) -> CurrentWeights:
 
 
 def _fault(parts: PairSplit) -> str | None:
-    """Return the reason why the parts cannot be used; None: they can."""
+    """Return the reason why the parts cannot be used, or None."""
     for name, part in (("oldest", parts.training), ("middle", parts.fitting), ("newest", parts.held_out)):
         if len({pair.same for pair in part}) < 2:
             return (
@@ -173,9 +173,9 @@ def _fine_tuned(
 def _choose(
     parts: PairSplit, current: CurrentWeights, encoders: Sequence[Readings], anchored: NDArray[np.bool_], promise: float
 ) -> tuple[Candidate | None, dict[str, Any]]:
-    """Return the candidate that serves most of the middle part; None: the weights in force do. And their shares.
+    """Return the candidate that serves most of the middle part, and the shares of all.
 
-    `anchored`: labels of the anchors.
+    The candidate is None if the weights in force serve most. `anchored` has the labels of the anchors.
     """
     same = _same(parts.fitting)
     folds = np.array(components(parts.fitting)) % FOLDS
@@ -205,7 +205,7 @@ def _same(pairs: Sequence[LabelledPair]) -> NDArray[np.bool_]:
 
 
 def _lost(reader: PairReader, current: CurrentWeights, chosen: Candidate, options: TuneOptions, bar: Bar) -> str | None:
-    """Return the reason to refuse the candidate by the reference pairs; None: there is none."""
+    """Return the reason to refuse the candidate by the reference pairs, or None."""
     pairs = reference_pairs()
     cross_encoder = OnnxCrossEncoder(options.model_dir, chosen.directory)
     with bar("reading everyday questions", 2 * len(pairs)) as tell:
@@ -225,7 +225,7 @@ def _judge_candidate(
     more: dict[str, Any],
     lost: str | None,
 ) -> dict[str, Any]:
-    """Judge the candidate on the newest part, and put it in force if it passes. `lost`: as of `_lost`."""
+    """Judge the candidate on the newest part, and put it in force if it passes. `lost` comes from `_lost`."""
     same, before = _same(parts.held_out), current.numbers.scores(held_out)
     if chosen is None:
         was = at_promise(before, same, options.promise)
@@ -291,7 +291,7 @@ def _report(
     version: str | None,
     more: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the report. `version`: in force afterwards; null: the shipped weights."""
+    """Return the report. `version` is in force afterwards; null stands for the shipped weights."""
     return {
         "in_force": in_force,
         "why": why,

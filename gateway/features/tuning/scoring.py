@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,12 @@ ROUNDING = 1e-9
 CHUNK = 64  # texts of one call of the encoder
 
 
+@dataclass(frozen=True, slots=True)
 class PairReader:
     """`PairReader` reads pairs as a lookup does: `asked` is the client's question, `stored` that of the neighbour."""
 
-    def __init__(self, encoder: TextEncoder, verifier: LearnedVerifier) -> None:
-        self._encoder = encoder
-        self._verifier = verifier
+    encoder: TextEncoder
+    verifier: LearnedVerifier
 
     def inputs(self, pairs: Sequence[LabelledPair], cross_encoder: CrossEncoder, tell: Tell) -> ScoreInputs:
         """Return the inputs of the pairs. `tell` is called with the number of pairs done since the last call."""
@@ -41,18 +42,18 @@ class PairReader:
 
     def _first(self, pair: LabelledPair, similarity: float) -> tuple[Opinion, bool]:
         """Return the first opinion, and whether the pair could be served at all."""
-        (opinion,) = self._verifier.opinions(pair.asked, [StoredCandidate(pair.stored, similarity)])
-        log_odds = self._verifier.weights.first.log_odds(similarity, opinion.trees_doubt)
+        (opinion,) = self.verifier.opinions(pair.asked, [StoredCandidate(pair.stored, similarity)])
+        log_odds = self.verifier.weights.first.log_odds(similarity, opinion.trees_doubt)
         # Questions in a language that the models do not read get no second opinion: nothing to tune.
         is_read = opinion.score >= score_of(log_odds) - ROUNDING
-        return opinion, is_read and opinion.veto is None and similarity >= self._verifier.floor
+        return opinion, is_read and opinion.veto is None and similarity >= self.verifier.floor
 
     def _vectors(self, pairs: Sequence[LabelledPair]) -> dict[str, Vector]:
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.asked, pair.stored)))
         found: dict[str, Vector] = {}
         for start in range(0, len(texts), CHUNK):
             part = texts[start : start + CHUNK]
-            found.update(zip(part, (each.vector for each in self._encoder.encode(part)), strict=True))
+            found.update(zip(part, (each.vector for each in self.encoder.encode(part)), strict=True))
         return found
 
 

@@ -89,7 +89,7 @@ def train(
 
 
 def mean(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], keep: float) -> dict[str, torch.Tensor]:
-    """Return the weighted mean of two states of one network. `keep`: the share of the first.
+    """Return the weighted mean of two states of one network, the first with the share `keep`.
 
     A mean of the weights before and after a fine-tuning knows most of both kinds of pairs (Wortsman et al. 2022).
     """

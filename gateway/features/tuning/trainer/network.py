@@ -128,7 +128,7 @@ def save(network: Network, target: Path) -> None:
 
 
 def batch(rows: Sequence[Row], words: NDArray[Any]) -> dict[str, torch.Tensor]:
-    """Return the inputs of some rows, padded. `words`: (words, width) embeddings; row 0 is [PAD]."""
+    """Return the inputs of some rows, padded. Row 0 of `words`, of shape (words, width), embeds [PAD]."""
     length = max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), length), np.int64)
     mask, types = np.zeros_like(ids), np.zeros_like(ids)

@@ -15,13 +15,13 @@ from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cache.threshold.ledger import BANDS, band_of
 from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Policy, Route
+from gateway.features.simulation.dataset import TrafficDay, build_day
+from gateway.features.simulation.latency_model import LatencyModel
+from gateway.features.simulation.plans import RoutePlan, semantic_floor
+from gateway.features.simulation.replay import ReplayOutcome, ReplaySetting, TrafficReplay
 from gateway.messages import Verdict
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import TrafficLog
-from gateway.tools.simulation.dataset import TrafficDay, build_day
-from gateway.tools.simulation.latency_model import LatencyModel
-from gateway.tools.simulation.plans import RoutePlan, semantic_floor
-from gateway.tools.simulation.replay import ReplayOutcome, ReplaySetting, TrafficReplay
 
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE, Verdict.COALESCED})
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
-from gateway.admin.simulation_runner import SimulationRunner
 from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
+from gateway.features.simulation.report import as_text
+from gateway.features.simulation.runner import SimulationRunner
+from gateway.features.simulation.simulation import Simulation
+from gateway.features.simulation.worker_process import SimulationJob, build_job, job_response, run_job, unpack_job
 from gateway.steps.traffic_log.format import MAGIC, _frame
 from gateway.steps.traffic_log.reader import TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.segments import segments_in
-from gateway.tools.simulation.report import as_text
-from gateway.tools.simulation.simulation import Simulation
-from gateway.tools.simulation.worker_process import SimulationJob, build_job, job_response, run_job, unpack_job
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -341,7 +341,7 @@ async def test_one_at_a_time_and_not_for_long(light: Upstream, large: Upstream, 
         with pytest.raises(asyncio.CancelledError):
             await first
         held.set()
-        assert not trial._running
+        assert not trial.running
 
 
 def replaced(settings: Config) -> Config:

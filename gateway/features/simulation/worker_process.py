@@ -20,13 +20,13 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import read_policy
 from gateway.config.policy.model import Policy, PolicySource
 from gateway.credentials import ANONYMOUS
+from gateway.features.simulation.replay import ReplaySetting
+from gateway.features.simulation.simulation import Simulation, simulate
 from gateway.messages import Price
 from gateway.ports import Opinion, StoredCandidate, Verifier
 from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.recorded_request import digest_of, tenant_digests
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE
-from gateway.tools.simulation.replay import ReplaySetting
-from gateway.tools.simulation.simulation import Simulation, simulate
 
 NICE = 10  # niceness: the requests of a gateway on this machine have priority
 Texts = Sequence[tuple[str, bytes]]
@@ -143,7 +143,7 @@ def _names(job: SimulationJob) -> dict[bytes, str]:
 
 
 def main() -> int:
-    """Read a job from stdin and write its result as JSON to stdout, for `gateway.admin.simulation_runner`."""
+    """Read a job from stdin and write its result as JSON to stdout, for `gateway.features.simulation.runner`."""
     sys.stdout.buffer.write(job_response(unpack_job(sys.stdin.buffer.read())))
     return 0
 

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -14,8 +15,8 @@ import orjson
 from gateway.config import Config
 from gateway.config.policy.model import Policy
 from gateway.errors import BadRequest, GatewayError
+from gateway.features.simulation.worker_process import SimulationJob, build_job
 from gateway.steps.traffic_log.reader import TrafficUnreadable
-from gateway.tools.simulation.worker_process import SimulationJob, build_job
 
 WINDOW = re.compile(r"last-\d{1,6}[smhd]", re.ASCII)
 DEFAULT_WINDOW = "last-24h"
@@ -42,24 +43,18 @@ class SimulationFailed(GatewayError):
     kind = "simulation_failed"
 
 
+@dataclass(slots=True)
 class SimulationRunner:
     """`SimulationRunner` runs one simulation at a time.
 
     `flush` writes the recorded traffic to disk. `embedder` returns the fingerprint of the embedding model in use.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        flush: Callable[[], Awaitable[None]],
-        embedder: Callable[[], str],
-        wall: Callable[[], float],
-    ) -> None:
-        self._config = config
-        self._flush = flush
-        self._embedder = embedder
-        self._wall = wall
-        self._running = False
+    config: Config
+    flush: Callable[[], Awaitable[None]]
+    embedder: Callable[[], str]
+    wall: Callable[[], float]
+    running: bool = field(default=False, init=False)
 
     async def of(self, present: Policy, new: Policy, window: str | None) -> dict[str, Any]:
         """Return the output of `nearhit simulate --json`.
@@ -69,23 +64,23 @@ class SimulationRunner:
         wanted = DEFAULT_WINDOW if window is None else window
         if WINDOW.fullmatch(wanted) is None:
             raise BadRequest("traffic: expected a window such as last-24h, last-7d or last-90m")
-        if self._running:
+        if self.running:
             raise SimulationRunning(
                 "a simulation is running already, expected one at a time: try again when it is over"
             )
-        self._running = True
+        self.running = True
         try:
-            await self._flush()
-            return await self._run_job(build_job(self._config, present, new, wanted, self._wall(), self._embedder()))
+            await self.flush()
+            return await self._run_job(build_job(self.config, present, new, wanted, self.wall(), self.embedder()))
         finally:
-            self._running = False
+            self.running = False
 
     async def _run_job(self, job: SimulationJob) -> dict[str, Any]:
-        limit_s = self._config.traffic.simulate_timeout
+        limit_s = self.config.traffic.simulate_timeout
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "gateway.tools.simulation.worker_process",
+            "gateway.features.simulation.worker_process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

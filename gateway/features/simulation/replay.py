@@ -14,16 +14,16 @@ from gateway.cache.freshness import bypass_of, can_share_flight, freshness_of
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
+from gateway.features.simulation.backend_model import BackendModel, CallResult
+from gateway.features.simulation.cache_model import CacheModel, Key, StoredAnswer, cache_keys
+from gateway.features.simulation.dataset import Node, TrafficDay
+from gateway.features.simulation.latency_model import LatencyModel
+from gateway.features.simulation.plans import RoutePlan, build_escalation, build_plan
+from gateway.features.simulation.semantic_model import NO_VECTOR, Ask, LookupResult, SemanticModel
 from gateway.messages import Bypass, CacheDirectives, Price, RequestFacts
 from gateway.ports import PriorBands
 from gateway.statuses import is_failure
 from gateway.steps.traffic_log.format import RecordedRequest
-from gateway.tools.simulation.backend_model import BackendModel, CallResult
-from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer, cache_keys
-from gateway.tools.simulation.dataset import Node, TrafficDay
-from gateway.tools.simulation.latency_model import LatencyModel
-from gateway.tools.simulation.plans import RoutePlan, build_escalation, build_plan
-from gateway.tools.simulation.semantic_model import NO_VECTOR, Ask, LookupResult, SemanticModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.cache.keys import owner_of
 from gateway.config.policy.model import Route
+from gateway.features.simulation.dataset import Node
 from gateway.messages import RequestFacts
 from gateway.steps.traffic_log.format import RecordedRequest
-from gateway.tools.simulation.dataset import Node
 
 Key = tuple[str, str, bytes]
 """Owner, route and a digest: that of the request (as in a fingerprint), or that of the context (as in a scope)."""
@@ -28,14 +28,14 @@ class StoredAnswer:
     backend: str
 
 
+@dataclass(slots=True)
 class CacheModel:
-    """The exact and the semantic cache of one replay. `began` is the wall-clock time of the first request."""
+    """The exact and the semantic cache of one replay. `started_at` is the wall-clock time of the first request."""
 
-    def __init__(self, began: float) -> None:
-        self._started_at = began
-        self.exact: dict[Key, StoredAnswer] = {}
-        self.scopes: dict[Key, dict[Node, StoredAnswer]] = {}
-        self.flights: dict[Key, float] = {}  # time at which the call in flight for a key ends
+    started_at: float
+    exact: dict[Key, StoredAnswer] = field(default_factory=dict)
+    scopes: dict[Key, dict[Node, StoredAnswer]] = field(default_factory=dict)
+    flights: dict[Key, float] = field(default_factory=dict)  # time at which the call in flight for a key ends
 
     def put(self, key: Key, scope: Key, node: Node | None, stored: StoredAnswer) -> None:
         """Store an answer. If `node` is None, the semantic cache does not find it."""
@@ -49,7 +49,7 @@ class CacheModel:
         if hit is None or key in self.exact or row.verdict == "semantic":
             return
         created = row.at - hit.age_s
-        if created >= self._started_at:  # stored during the traffic: this replay did not store it
+        if created >= self.started_at:  # stored during the traffic: this replay did not store it
             return
         self.put(key, scope, node, _prior_answer(row.request.canonical, created, hit.entry, longest_s, row))
 

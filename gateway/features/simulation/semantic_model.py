@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,11 @@ from gateway.cache.freshness import freshness_of
 from gateway.cache.judgement import MAX_CANDIDATES, best_index, evaluate
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Semantic
+from gateway.features.simulation.cache_model import CacheModel, Key, StoredAnswer
+from gateway.features.simulation.dataset import Node, TrafficDay
 from gateway.messages import CacheDirectives, Lifetime, Refusal
 from gateway.ports import VERBATIM, EvaluatedCandidate, Opinion
 from gateway.steps.traffic_log.format import RecordedRequest
-from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer
-from gateway.tools.simulation.dataset import Node, TrafficDay
 
 NO_VECTOR = np.zeros(1, np.float32)  # the traffic has the shift of the score instead of the vector
 Ask = Callable[[str, str, float], Opinion | None]
@@ -35,13 +36,13 @@ class LookupResult(NamedTuple):
 NOTHING = LookupResult(None, None, None, None, False)
 
 
+@dataclass(frozen=True, slots=True)
 class SemanticModel:
     """The semantic lookups of one replay. If `ask` is None, candidates without a recorded opinion stay unjudged."""
 
-    def __init__(self, day: TrafficDay, cache: CacheModel, ask: Ask | None) -> None:
-        self._day = day
-        self._cache = cache
-        self._ask = ask
+    day: TrafficDay
+    cache: CacheModel
+    ask: Ask | None
 
     def of(
         self,
@@ -53,14 +54,14 @@ class SemanticModel:
         control: RouteControl,
         directives: CacheDirectives,
     ) -> LookupResult:
-        within = self._cache.scopes.get(scope)
+        within = self.cache.scopes.get(scope)
         if not within:
             return NOTHING
         plain = rule.acceptance.min_similarity
-        floor = self._day.heading.floor if plain is None else plain
+        floor = self.day.heading.floor if plain is None else plain
         found, expired, unjudged = [], False, False
         met = 0
-        for other, similarity in self._day.candidates[node]:
+        for other, similarity in self.day.candidates[node]:
             stored = within.get(other)
             if stored is None or stored.ready > row.at:
                 continue
@@ -115,11 +116,11 @@ class SemanticModel:
             return Opinion(similarity, similarity)
         if node == other:
             return VERBATIM
-        known = self._day.opinions.get((node, other))
-        if known is None and self._ask is not None:
-            asked, stored = self._day.texts.get(node), self._day.texts.get(other)
+        known = self.day.opinions.get((node, other))
+        if known is None and self.ask is not None:
+            asked, stored = self.day.texts.get(node), self.day.texts.get(other)
             if asked is not None and stored is not None:
-                known = self._ask(asked, stored, similarity)
+                known = self.ask(asked, stored, similarity)
                 if known is not None:
-                    self._day.opinions[node, other] = known
+                    self.day.opinions[node, other] = known
         return known

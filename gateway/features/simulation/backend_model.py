@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from gateway.cache.admission import UseCounts, admit_response, refuse_request
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.config.policy.parameters import untuned
+from gateway.features.simulation.cache_model import Key
+from gateway.features.simulation.dataset import TrafficDay
+from gateway.features.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
@@ -28,9 +31,6 @@ from gateway.routing.selection import (
 )
 from gateway.routing.tier_controller import TierController
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedRequest
-from gateway.tools.simulation.cache_model import Key
-from gateway.tools.simulation.dataset import TrafficDay
-from gateway.tools.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.upstream.latency import CallFeatures, LatencyBook
 
 UNBOUNDED = RemainingBudget()

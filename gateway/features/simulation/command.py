@@ -19,8 +19,8 @@ from gateway.config.load import load_config
 from gateway.config.policy.load import read_texts
 from gateway.config.policy.model import Policy
 from gateway.errors import StartupError
-from gateway.tools.simulation.report import as_text
-from gateway.tools.simulation.worker_process import build_job, run_job
+from gateway.features.simulation.report import as_text
+from gateway.features.simulation.worker_process import build_job, run_job
 
 
 def register(command: Command) -> None:

@@ -1,0 +1,54 @@
+"""The admin operation that simulates a policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from gateway.admin.feature_operations import AdminCore
+from gateway.admin.operations import TypedDict, operation
+from gateway.admin.policy import YAML, FileQuery, PolicyError, PolicyFaults, body_of, file_of, policy_errors
+from gateway.admin.responses import json_response
+from gateway.features.simulation.runner import DEFAULT_WINDOW, WINDOW, SimulationRunner
+
+
+class SimulateQuery(FileQuery, total=False):
+    traffic: Annotated[str, Field(pattern=f"^{WINDOW.pattern}$", default=DEFAULT_WINDOW)]
+    """The window of recorded traffic."""
+
+
+class SimulationReport(TypedDict):
+    ok: Literal[True]
+    traffic: dict[str, Any]
+    """The requests of the window: `requests`, `from`, `to`, `seconds` and `notes`."""
+    present: dict[str, Any]
+    """The forecast for the policy in force."""
+    new: dict[str, Any]
+    """The forecast for the new policy."""
+    recorded: dict[str, float | None]
+    """The outcome that was recorded."""
+    changed: dict[str, Any]
+    """The requests with another outcome: their number and examples."""
+
+
+class SimulationAdmin:
+    """`SimulationAdmin` serves `POST /admin/simulate`."""
+
+    def __init__(self, core: AdminCore) -> None:
+        self._policies = core.policies
+        self._policy = core.policy
+        self._runner = SimulationRunner(core.config, core.flush_traffic, core.embedder, core.clock.wall)
+
+    @operation(SimulationReport, query=SimulateQuery, **{**YAML, "errors": {422: PolicyFaults | PolicyError}})
+    async def answer(self, request: web.Request) -> web.Response:
+        """Replay recorded traffic under a policy file and forecast hits, cost and latency. Nothing changes.
+
+        The response is the output of `nearhit simulate --json`. One simulation runs at a time.
+        """
+        return await policy_errors(self._simulate)(request)
+
+    async def _simulate(self, request: web.Request) -> web.Response:
+        staged = await self._policies.validate(file_of(request), await body_of(request))
+        return json_response(await self._runner.of(self._policy(), staged.policy, request.query.get("traffic")))

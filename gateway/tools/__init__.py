@@ -1,1 +1,0 @@
-"""Tools outside the serving path: model build, distillation, demo, capacity plan and simulation."""
