@@ -56,43 +56,43 @@ class _Search:
     embedding: Embedding
     started: float  # monotonic clock
     k: int  # number of neighbours to search for
+    neighbours: Sequence[Neighbour] | None = None  # the most similar first; None: not searched yet
     # The nearest fresh neighbours that the client may not have before they are confirmed.
     withheld: list[NeighbourEntry] = field(default_factory=list)
 
+    def widen(self) -> None:
+        """Search for all candidates: the nearest one cannot be used."""
+        if self.k < MAX_CANDIDATES:
+            self.k, self.neighbours = MAX_CANDIDATES, None
 
+
+@dataclass(slots=True)
 class SemanticLookup:
-    """Looks up semantic hits for one route. `embedder`: the fingerprint of the embedding model."""
+    """Looks up semantic hits for one route.
 
-    def __init__(
-        self,
-        index: VectorIndex,
-        store: NearbyStore,
-        scorer: CandidateScorer,
-        controls: Controls,
-        clock: Clock,
-        telemetry: Telemetry,
-        rule: Semantic,
-        admission: AdmissionRules,
-        lifetime: Lifetime,
-        memory: FeedbackState,
-        *,
-        floor: float,
-        embedder: str,
-    ) -> None:
-        self._index = index
-        self._store = store
-        self._scorer = scorer
-        self._controls = controls
-        self._clock = clock
-        self._telemetry = telemetry
-        self._acceptance = rule.acceptance
-        self._admission = admission
-        self._plain = rule.acceptance.min_similarity is not None
-        self._is_loose = (rule.acceptance.max_wrong_hits or 0.0) > MOST_WRONG_OF_PARTS
-        self._lifetime = lifetime
-        self._memory = memory
-        self._floor = floor
-        self._embedder = embedder
+    `find` is the lookup: neighbours within the scope, their scores, the decision. `_find_later` goes the same way where
+    the index, the store or the verifier has to be waited for.
+    """
+
+    index: VectorIndex
+    store: NearbyStore
+    scorer: CandidateScorer
+    controls: Controls
+    clock: Clock
+    telemetry: Telemetry
+    rule: Semantic
+    admission: AdmissionRules
+    lifetime: Lifetime
+    memory: FeedbackState
+    floor: float = field(kw_only=True)  # the least similarity of a neighbour that is scored
+    embedder: str = field(kw_only=True)  # the fingerprint of the embedding model
+    _plain: bool = field(init=False)  # whether a fixed similarity decides
+    _is_loose: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        acceptance = self.rule.acceptance
+        self._plain = acceptance.min_similarity is not None
+        self._is_loose = (acceptance.max_wrong_hits or 0.0) > MOST_WRONG_OF_PARTS
 
     def find(
         self, request: RequestContext, question: str, embedding: Embedding
@@ -102,38 +102,94 @@ class SemanticLookup:
         if not request.scope or request.directives.no_cache:
             return None
         # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
-        # or if the nearest one cannot be used (`_widen`).
+        # or if the nearest one cannot be used.
         k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
         if request.asker is not None:
             k = MAX_UNTRUSTED
-        search = _Search(request, question, embedding, self._clock.monotonic(), k)
+        search = _Search(request, question, embedding, self.clock.monotonic(), k)
         # A plain threshold is the operator's word: nothing is served below it, not even by a link.
         link = None if self._plain else self._link_of(search)
-        found = self._start_search(search) if link is None else self._follow(search, link)
-        return found if request.asker is None else self._find_unconfirmed(search, found)
+        if link is not None:
+            entry = self.store.peek(link.fingerprint)
+            if entry is None:
+                request.require_capacity()
+                return self._find_later(search, link)
+            hit = self._serve_link(search, link, entry)
+            if hit is not None:
+                return hit
+        while (fresh := self._fresh_in_memory(search)) is not None:
+            scores = self._score(search, fresh)
+            if scores is None:
+                return self._decide_later(search, fresh, None) if search.withheld else None
+            if search.k > 1 or scores.chosen.opinion.veto is None:
+                if search.withheld or (not self._plain and self.scorer.needs_second_opinion(scores)):
+                    return self._decide_later(search, fresh, scores)
+                request.since("verify", search.started)
+                return self._serve(request, scores, fresh)
+            search.widen()
+        request.require_capacity()
+        return self._find_later(search, None)
 
-    async def _find_unconfirmed(
-        self, search: _Search, found: Response | Awaitable[Response | None] | None
+    async def _find_later(self, search: _Search, link: Link | None) -> Response | None:
+        """Find a hit as `find` does, but wait for the index, the store and the verifier. Try the link first."""
+        request = search.request
+        try:
+            if link is not None:
+                entry = await self.store.get(link.fingerprint)
+                hit = None if entry is None else self._serve_link(search, link, entry)
+                if hit is not None:
+                    return hit
+            while True:
+                fresh = await self._fresh(search)
+                scores = self._score(search, fresh)
+                if scores is None or search.k > 1 or scores.chosen.opinion.veto is None:
+                    break
+                search.widen()
+        except StoreUnavailable as error:
+            self.telemetry.store_errors.add()
+            self.telemetry.store_warnings.warn(LOG, "lookup failed", {**request.log_fields, "error": str(error)})
+            return None
+        return await self._decide_later(search, fresh, scores)
+
+    async def _decide_later(
+        self, search: _Search, fresh: Sequence[FreshNeighbour], scores: CandidateScores | None
     ) -> Response | None:
-        """Return what was found. If it is nothing, note the answers that would be hits if they were confirmed."""
-        hit = found if found is None or isinstance(found, Response) else await found
-        request, withheld = search.request, search.withheld
-        if hit is not None or not withheld:
-            return hit
-        entries = self._index.count(request.scope)
+        """Read the pairs that the scores leave open, and return the hit. Without one, note the answers that would be
+        hits if they were confirmed."""
+        hit = None
+        if scores is not None:
+            await self._read_closely(search, scores)
+            hit = self._serve(search.request, scores, fresh)
+        if hit is None and search.withheld:
+            await self._find_unconfirmed(search)
+        return hit
+
+    async def _read_closely(self, search: _Search, scores: CandidateScores) -> None:
+        request = search.request
+        reads = not self._plain and self.scorer.needs_second_opinion(scores)
+        try:
+            if reads:
+                await self.scorer.apply_second_opinion(scores)
+        finally:
+            request.since("verify", search.started)
+        if reads and scores.unread:
+            self.telemetry.second_opinions.add(request.route, "none" if scores.second is None else "asked")
+
+    async def _find_unconfirmed(self, search: _Search) -> None:
+        """Note the answers of other clients that would be hits if they were confirmed."""
+        request = search.request
         scores = await self._score_fully(
             request.route,
             request.owner,
             search.question,
             search.embedding,
-            withheld,
-            entries,
+            search.withheld,
+            self.index.count(request.scope),
             is_part=self._is_loose and request.is_part,
         )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
         if unconfirmed:
             self._withhold(request, unconfirmed)
-        return None
 
     def _withhold(self, request: RequestContext, entries: Sequence[Entry]) -> None:
         request.to_confirm = entries
@@ -143,107 +199,106 @@ class SemanticLookup:
         """Return a link of the question whose entry may be fresh; None: there is none, or the question has an answer of
         its own."""
         request = search.request
-        links = self._memory.links.find(request.scope, search.question)
+        links = self.memory.links.find(request.scope, search.question)
         if not links or self._may_be_fresh(request, request.fingerprint):
             return None
         return next((link for link in links if self._is_followed(search, link)), None)
 
     def _is_followed(self, search: _Search, link: Link) -> bool:
         """Return whether the linked entry may be fresh, and nobody called it wrong for the question."""
-        refuted, scope = self._memory.counterexamples.is_refuted, search.request.scope
+        refuted, scope = self.memory.counterexamples.is_refuted, search.request.scope
         questions = {search.question, fold_spaces(search.question)}
         if any(refuted(scope, question, link.fingerprint) for question in questions):
             return False
-        return self._index.shared or self._may_be_fresh(search.request, link.fingerprint)
+        return self.index.shared or self._may_be_fresh(search.request, link.fingerprint)
 
     def _may_be_fresh(self, request: RequestContext, fingerprint: str) -> bool:
         """Return whether an entry in memory is fresh. One that only the index has counts as fresh."""
-        entry = self._store.peek(fingerprint)
+        entry = self.store.peek(fingerprint)
         if entry is None:
-            return self._index.holds(fingerprint)
-        return freshness_of(entry, self._lifetime, request.directives, self._clock.wall()).fresh
-
-    def _follow(self, search: _Search, link: Link) -> Response | Awaitable[Response | None] | None:
-        """Return the linked answer. If it cannot be served, search."""
-        entry = self._store.peek(link.fingerprint)
-        if entry is None:
-            search.request.require_capacity()
-            return self._follow_into_store(search, link)
-        hit = self._serve_link(search, link, entry)
-        return self._start_search(search) if hit is None else hit
-
-    async def _follow_into_store(self, search: _Search, link: Link) -> Response | None:
-        try:
-            entry = await self._store.get(link.fingerprint)
-        except StoreUnavailable as error:
-            self._record_failure(search.request, error)
-            return None
-        hit = None if entry is None else self._serve_link(search, link, entry)
-        if hit is not None:
-            return hit
-        found = self._start_search(search)
-        return found if found is None or isinstance(found, Response) else await found
+            return self.index.holds(fingerprint)
+        return freshness_of(entry, self.lifetime, request.directives, self.clock.wall()).fresh
 
     def _serve_link(self, search: _Search, link: Link, entry: Entry) -> Response | None:
         """Return the linked answer; None: it may not be served. No score is recorded, as none was asked for."""
         request = search.request
-        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        if not _is_own(request, entry) or not freshness.fresh or self._store.banned(entry):
+        freshness = freshness_of(entry, self.lifetime, request.directives, self.clock.wall())
+        if not _is_own(request, entry) or not freshness.fresh or self.store.banned(entry):
             return None
         if request.asker is not None and not request.asker.may_have(entry):
             self._withhold(request, [entry])
             return None
         if self._is_refused_tool_call(request, entry):
             return None
-        control, question = self._controls.of(request.route), fold_spaces(search.question)  # as the link has it
+        control, question = self.controls.of(request.route), fold_spaces(search.question)  # as the link has it
         client = _client(request)
-        threshold = control.threshold(self._acceptance, self._index.count(request.scope), client)
+        threshold = control.threshold(self.rule.acceptance, self.index.count(request.scope), client)
         judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
         request.since("search", search.started)
         judged.subjects, judged.client = request.subjects, client
         request.considered, request.judged = [judged], judged
         control.hit()
-        self._telemetry.link_hits.add(request.route)
-        self._memory.served.add(request.tenant, request.id, ServedHit(request.route, judged, self._embedder))
+        self.telemetry.link_hits.add(request.route)
+        self.memory.served.add(request.tenant, request.id, ServedHit(request.route, judged, self.embedder))
         return response_from_entry(request, entry, freshness, Verdict.SEMANTIC, link.similarity, Basis.LINK)
 
-    def _start_search(self, search: _Search) -> Response | Awaitable[Response | None] | None:
-        request = search.request
-        neighbours = self._index.search_nowait(request.scope, search.embedding.vector, search.k)
+    def _fresh_in_memory(self, search: _Search) -> list[FreshNeighbour] | None:
+        """Return the neighbours that are fresh and may serve the client; None: index or store must be waited for."""
+        request, wall = search.request, self.clock.wall()
+        neighbours = search.neighbours = self.index.search_nowait(request.scope, search.embedding.vector, search.k)
         if neighbours is None:
-            request.require_capacity()
-            return self._search_guarded(search, None)
-        fresh_neighbours: list[FreshNeighbour] = []
-        wall, directives, lifetime = self._clock.wall(), request.directives, self._lifetime
-        for neighbour in neighbours:  # the most similar first
-            if neighbour.similarity < self._floor:
+            return None
+        fresh, expired = list[FreshNeighbour](), 0
+        for neighbour in neighbours:
+            if neighbour.similarity < self.floor:
                 break
-            entry = self._store.peek(neighbour.fingerprint)
+            entry = self.store.peek(neighbour.fingerprint)
             if entry is None or entry.scope != request.scope or entry.question is None:
-                request.require_capacity()
-                return self._search_guarded(search, self._all_neighbours(search, neighbours))
-            freshness = freshness_of(entry, lifetime, directives, wall)
-            if freshness.fresh and request.asker is None:
-                fresh_neighbours.append((entry, neighbour.similarity, freshness))
-            elif freshness.fresh:
-                self._add_fresh(search, fresh_neighbours, (entry, neighbour.similarity, freshness))
-            elif search.k > 1:
-                self._record_refusal(request, Refusal.EXPIRED)
+                search.widen()  # the store can be asked for all candidates at once
+                return None
+            freshness = freshness_of(entry, self.lifetime, request.directives, wall)
+            if not freshness.fresh:
+                expired += 1
+            elif request.asker is None:
+                fresh.append((entry, neighbour.similarity, freshness))
             else:
-                return self._widen(search)
-        return self._score(search, neighbours, fresh_neighbours)
+                self._add_fresh(search, fresh, (entry, neighbour.similarity, freshness))
+        if expired and search.k == 1:
+            search.widen()
+            return self._fresh_in_memory(search)
+        for _ in range(expired):
+            self._record_refusal(request, Refusal.EXPIRED)
+        return fresh
 
-    def _all_neighbours(self, search: _Search, neighbours: Sequence[Neighbour]) -> Sequence[Neighbour] | None:
-        """Return all candidates: if the store has to be waited for anyway, it is asked for all of them at once."""
-        if search.k >= MAX_CANDIDATES:
-            return neighbours
-        search.k = MAX_CANDIDATES
-        return self._index.search_nowait(search.request.scope, search.embedding.vector, search.k)
-
-    def _widen(self, search: _Search) -> Response | Awaitable[Response | None] | None:
-        """Search again for all candidates: the nearest one cannot be used."""
-        search.k = MAX_CANDIDATES
-        return self._start_search(search)
+    async def _fresh(self, search: _Search) -> list[FreshNeighbour]:
+        """Return the neighbours that are fresh, belong to this scope, and may serve the client. Remove those that are
+        gone from the index. Raise `StoreUnavailable`."""
+        request = search.request
+        search.withheld.clear()  # the pass over the entries in memory may have found some
+        try:
+            if search.neighbours is None:
+                search.neighbours = await self.index.search(request.scope, search.embedding.vector, search.k)
+            nearby = [neighbour for neighbour in search.neighbours if neighbour.similarity >= self.floor]
+            entries = await self._entries(nearby)
+            await self._remove_gone(request, nearby, entries)
+        except BaseException:
+            request.since("search", search.started)
+            raise
+        fresh, expired, wall = list[FreshNeighbour](), 0, self.clock.wall()
+        for neighbour, entry in zip(nearby, entries, strict=True):
+            if entry is None or not _is_own(request, entry):
+                continue
+            freshness = freshness_of(entry, self.lifetime, request.directives, wall)
+            if freshness.fresh:
+                self._add_fresh(search, fresh, (entry, neighbour.similarity, freshness))
+            else:
+                expired += 1
+        if expired and search.k == 1:
+            search.widen()
+            return await self._fresh(search)
+        for _ in range(expired):
+            self._record_refusal(request, Refusal.EXPIRED)
+        return fresh
 
     async def similar_inflight(
         self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[InflightQuestion]
@@ -254,12 +309,12 @@ class SemanticLookup:
         if not inflight:
             return None
         similarities = np.clip(np.stack([candidate.vector for candidate in inflight]) @ embedding.vector, 0.0, 1.0)
-        nearest = [int(at) for at in np.argsort(-similarities)[:MAX_CANDIDATES] if similarities[at] >= self._floor]
+        nearest = [int(at) for at in np.argsort(-similarities)[:MAX_CANDIDATES] if similarities[at] >= self.floor]
         if not nearest:
             return None
         nearby = [(inflight[at].entry, float(similarities[at])) for at in nearest]
         with request.timer("verify"):
-            entries = self._index.count(request.scope) + len(inflight)
+            entries = self.index.count(request.scope) + len(inflight)
             scores = await self._score_fully(
                 request.route,
                 request.owner,
@@ -279,16 +334,16 @@ class SemanticLookup:
 
         Raise `IndexUnavailable`.
         """
-        wall, nearby = self._clock.wall(), list[tuple[Entry, float]]()
-        for neighbour in await self._index.search(scope, embedding.vector, MAX_CANDIDATES):
-            entry = self._store.peek(neighbour.fingerprint) if neighbour.similarity >= self._floor else None
+        wall, nearby = self.clock.wall(), list[tuple[Entry, float]]()
+        for neighbour in await self.index.search(scope, embedding.vector, MAX_CANDIDATES):
+            entry = self.store.peek(neighbour.fingerprint) if neighbour.similarity >= self.floor else None
             if entry is None or entry.scope != scope or entry.question is None or entry.created >= before:
                 continue
-            if freshness_of(entry, self._lifetime, NO_DIRECTIVES, wall).fresh:
+            if freshness_of(entry, self.lifetime, NO_DIRECTIVES, wall).fresh:
                 nearby.append((entry, neighbour.similarity))
         if not nearby:
             return False
-        scores = await self._score_fully(route, owner, question, embedding, nearby, self._index.count(scope))
+        scores = await self._score_fully(route, owner, question, embedding, nearby, self.index.count(scope))
         return scores.chosen.reason is None
 
     async def _score_fully(
@@ -303,55 +358,11 @@ class SemanticLookup:
         *,
         is_part: bool = False,
     ) -> CandidateScores:
-        control = self._controls.of(route)
-        scores = self._scorer.of(question, owner, embedding, nearby, control, entries, client=client, is_part=is_part)
-        if self._scorer.needs_second_opinion(scores):
-            await self._scorer.apply_second_opinion(scores)
+        control = self.controls.of(route)
+        scores = self.scorer.of(question, owner, embedding, nearby, control, entries, client=client, is_part=is_part)
+        if self.scorer.needs_second_opinion(scores):
+            await self.scorer.apply_second_opinion(scores)
         return scores
-
-    async def _search_guarded(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
-        """Search when the index or the store has to be waited for; None if the store fails."""
-        try:
-            return await self._search_and_score(search, neighbours)
-        except StoreUnavailable as error:
-            self._record_failure(search.request, error)
-            return None
-
-    def _record_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
-        self._telemetry.store_errors.add()
-        self._telemetry.store_warnings.warn(LOG, "lookup failed", {**request.log_fields, "error": str(error)})
-
-    async def _search_and_score(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
-        request = search.request
-        try:
-            if neighbours is None:
-                neighbours = await self._index.search(request.scope, search.embedding.vector, search.k)
-            nearby = [neighbour for neighbour in neighbours if neighbour.similarity >= self._floor]
-            entries = await self._entries(nearby)
-            await self._remove_gone(request, nearby, entries)
-        except BaseException:
-            request.since("search", search.started)
-            raise
-        answer = self._score(search, neighbours, self._fresh(search, nearby, entries))
-        return answer if answer is None or isinstance(answer, Response) else await answer
-
-    def _fresh(
-        self, search: _Search, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
-    ) -> list[FreshNeighbour]:
-        """Return the neighbours that are fresh, belong to this scope, and may serve the client."""
-        request = search.request
-        search.withheld.clear()  # a first pass over the entries in memory may have found some
-        fresh_neighbours: list[FreshNeighbour] = []
-        wall = self._clock.wall()
-        for neighbour, entry in zip(nearby, entries, strict=True):
-            if entry is None or not _is_own(request, entry):
-                continue
-            freshness = freshness_of(entry, self._lifetime, request.directives, wall)
-            if freshness.fresh:
-                self._add_fresh(search, fresh_neighbours, (entry, neighbour.similarity, freshness))
-            else:
-                self._record_refusal(request, Refusal.EXPIRED)
-        return fresh_neighbours
 
     def _add_fresh(self, search: _Search, found: list[FreshNeighbour], neighbour: FreshNeighbour) -> None:
         """Add a neighbour to `found`, or to those that the client may not have. Each has room for `MAX_CANDIDATES`, and
@@ -367,10 +378,10 @@ class SemanticLookup:
 
     async def _entries(self, nearby: Sequence[Neighbour]) -> Sequence[Entry | None]:
         """Return the entries. Those that are not in memory are fetched concurrently, in one round trip."""
-        entries = [self._store.peek(neighbour.fingerprint) for neighbour in nearby]
+        entries = [self.store.peek(neighbour.fingerprint) for neighbour in nearby]
         missing = [at for at, entry in enumerate(entries) if entry is None]
         if missing:
-            fetched = await asyncio.gather(*(self._store.get(nearby[at].fingerprint) for at in missing))
+            fetched = await asyncio.gather(*(self.store.get(nearby[at].fingerprint) for at in missing))
             for at, entry in zip(missing, fetched, strict=True):
                 entries[at] = entry
         return entries
@@ -381,55 +392,31 @@ class SemanticLookup:
         """Remove neighbours whose entry is gone from the index, which may lag behind the store."""
         for neighbour, entry in zip(nearby, entries, strict=True):
             if entry is None:
-                await self._index.remove([neighbour.fingerprint])
+                await self.index.remove([neighbour.fingerprint])
             elif not _is_own(request, entry):
                 LOG.error("the index returned a neighbour of another scope", extra={"fields": request.log_fields})
-                await self._index.remove([neighbour.fingerprint])
+                await self.index.remove([neighbour.fingerprint])
                 self._record_refusal(request, Refusal.FOREIGN)
 
-    def _score(
-        self, search: _Search, neighbours: Sequence[Neighbour], fresh_neighbours: Sequence[FreshNeighbour]
-    ) -> Response | Awaitable[Response | None] | None:
+    def _score(self, search: _Search, fresh: Sequence[FreshNeighbour]) -> CandidateScores | None:
+        """Return the scores of the fresh neighbours; None: there are none. The time since the start of the lookup is
+        that of the search, and `search.started` is then the start of the verification."""
         request = search.request
-        started = request.since("search", search.started)
-        if not fresh_neighbours:
-            if neighbours and neighbours[0].similarity < self._floor:
+        search.started = request.since("search", search.started)
+        if not fresh:
+            if search.neighbours and search.neighbours[0].similarity < self.floor:
                 self._record_refusal(request, Refusal.SIMILARITY)
             return None
-        nearby = [(entry, similarity) for entry, similarity, _ in fresh_neighbours]
-        control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
-        client = "" if self._plain else _client(request)
-        scores = self._scorer.of(
+        return self.scorer.of(
             search.question,
             request.owner,
             search.embedding,
-            nearby,
-            control,
-            entries,
-            client=client,
+            [(entry, similarity) for entry, similarity, _ in fresh],
+            self.controls.of(request.route),
+            0 if self._plain else self.index.count(request.scope),
+            client="" if self._plain else _client(request),
             is_part=self._is_loose and request.is_part,
         )
-        if search.k == 1 and scores.chosen.opinion.veto is not None:
-            return self._widen(search)
-        if not self._plain and self._scorer.needs_second_opinion(scores):
-            return self._score_closely(request, scores, fresh_neighbours, started)
-        request.since("verify", started)
-        return self._serve(request, scores, fresh_neighbours)
-
-    async def _score_closely(
-        self,
-        request: RequestContext,
-        scores: CandidateScores,
-        fresh_neighbours: Sequence[FreshNeighbour],
-        started: float,
-    ) -> Response | None:
-        try:
-            await self._scorer.apply_second_opinion(scores)
-        finally:
-            request.since("verify", started)
-        if scores.unread:
-            self._telemetry.second_opinions.add(request.route, "none" if scores.second is None else "asked")
-        return self._serve(request, scores, fresh_neighbours)
 
     def _serve(
         self, request: RequestContext, scores: CandidateScores, fresh_neighbours: Sequence[FreshNeighbour]
@@ -443,28 +430,28 @@ class SemanticLookup:
         if chosen.reason is not None:
             self._record_refusal(request, chosen.reason)
             return None
-        if self._store.banned(chosen.entry):  # removed during the lookup
+        if self.store.banned(chosen.entry):  # removed during the lookup
             return None
         call = request.call  # tested here, since most requests have no tools
         has_tools = call is not None and not TOOL_FIELDS.isdisjoint(call.body)
         if has_tools and self._is_refused_tool_call(request, chosen.entry):
             return None
         control.hit()
-        self._memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self._embedder))
+        self.memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self.embedder))
         return response_from_entry(
             request, chosen.entry, fresh_neighbours[scores.best_index][2], Verdict.SEMANTIC, chosen.similarity
         )
 
     def _is_refused_tool_call(self, request: RequestContext, entry: Entry) -> bool:
         """Return whether the answer calls a tool in a way that this request or the policy does not allow."""
-        if request.call is None or may_serve(self._admission, request.call, entry):
+        if request.call is None or may_serve(self.admission, request.call, entry):
             return False
         self._record_refusal(request, Refusal.TOOL_CALL)
         return True
 
     def _record_refusal(self, request: RequestContext, reason: Refusal) -> None:
         request.note = reason
-        self._telemetry.refusals.add(request.route, reason)
+        self.telemetry.refusals.add(request.route, reason)
 
 
 def _is_own(request: RequestContext, entry: Entry) -> bool:
