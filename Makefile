@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick test-feature test-core coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -48,6 +48,16 @@ test: triton deploy-tools  ## run all tests in four processes (WORKERS=1: in one
 
 test-quick: $(STAMP)  ## run only the pure and in-process tests (1 minute)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -m quick --hypothesis-profile=quick -n 2 --dist loadfile
+
+test-feature: $(STAMP)  ## run the tests of one feature (F=mcp; seconds)
+	@test -n "$(F)" -a -d "tests/features/$(F)" || { echo "F: expected one of: $$(cd tests/features && ls -d [a-z]*/ | tr -d / | paste -sd ' ')"; exit 1; }
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q tests/features/$(F)
+
+# Everything but the features, the pages, the deployments, the clients and what measures or trains.
+core := tests --ignore=tests/features --ignore=tests/docs --ignore=tests/deploy --ignore=tests/clients --ignore=tests/tools \
+  --ignore=tests/training --ignore=tests/quality --ignore=tests/security $(patsubst %,--ignore=%,$(wildcard tests/test_bench*.py) tests/test_gauntlet.py)
+test-core: triton  ## run the tests of the core: all but features, docs, deploy, tools and benches
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(core)
 
 coverage: triton deploy-tools  ## run all tests and report the line coverage of gateway/ (1.5 times as long)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --cov=gateway --cov-report=term:skip-covered
