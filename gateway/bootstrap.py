@@ -47,6 +47,7 @@ from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import IndexFiles, remove_former_checkpoint
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
+from gateway.cache.redaction import Redaction
 from gateway.cache.replication import Replication
 from gateway.cache.stored_parts import MESSAGES, StoredParts, UnreachedPart
 from gateway.cache.stores import Stores
@@ -284,7 +285,7 @@ def cache_admin_of(
         stored=parts.evictions.stored,
         clock=parts.clock,
         max_entry=config.store.max_entry,
-        privacy_of=lambda route: policy().privacy_of(route),
+        redaction_of=lambda route: policy().of(route, Redaction),
     )
     tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
     return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))

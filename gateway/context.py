@@ -115,7 +115,7 @@ class RequestContext:
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "credentials", "tenant", "account", "permit", "personal_data", "table", "route",
+        "dialect", "call", "model", "credentials", "tenant", "account", "permit", "table", "route",
         "expose_headers", "expose_timings", "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only",
@@ -200,7 +200,6 @@ class RequestContext:
         self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
         self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
         self.bypass: Bypass | None = None  # why no lookup is made
-        self.personal_data: tuple[str, ...] = ()  # the kinds that its route looks for and that it has
         self.embedding: Embedding | None = None  # of the call's `focus`
         self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
         self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused

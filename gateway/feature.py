@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.cache.flight import SharedCall
@@ -24,6 +25,7 @@ from gateway.messages import Call
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.guard import Recovery, skip
+from gateway.steps.parse_and_route import Reader, apply_route
 from gateway.steps.route_ports import RoutePorts
 
 
@@ -66,6 +68,10 @@ NO_PORTS = RoutePorts()
 
 class Runtime:
     """The shared parts of a feature while a gateway runs. A feature overrides what it has."""
+
+    def reader(self, route: Route) -> Reader | None:
+        """Return what reads the calls of a route before their cache keys are computed; None: nothing does."""
+        return None
 
     def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
         """Make the decisions on a request that the steps make before a lookup, and return its call as it goes on. Tests
@@ -126,6 +132,10 @@ class Feature(ABC):
     def explain(self, request: RequestContext, route: Route) -> Mapping[str, str] | Unsupported:
         """Return the lines of `nearhit explain` about a request, by their title."""
 
+    def explain_fields(self, request: RequestContext, route: Route) -> Mapping[str, Any]:
+        """Return the values of those fields of `gateway.admin.explanation.Explanation` that are the feature's."""
+        return {}
+
     @abstractmethod
     def doctor(self, route: Route) -> Iterable[Concern] | Unsupported:
         """Yield what is likely to go wrong on a route."""
@@ -161,8 +171,16 @@ class Features:
         """Return the features of a route with their shared parts, in the order of their steps."""
         return [(feature, self._runtime(feature)) for feature in features_of(route)]
 
-    def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
-        """Make the decisions of the route's features on a request, and return its call as it goes on."""
+    def reader(self, route: Route) -> Reader | None:
+        """Return what reads the calls of a route before their cache keys are computed; None: no feature does."""
+        readers = [read for _, runtime in self.of(route) if (read := runtime.reader(route)) is not None]
+        return partial(_read, readers) if len(readers) > 1 else next(iter(readers), None)
+
+    def apply_route(self, request: RequestContext, call: Call, route: Route) -> Call:
+        """Make the decisions on a request that come before its first lookup, those of the route's features included.
+        Return its call as it goes on. Raise `BadRequest`."""
+        apply_route(request, call, route, self.reader(route))
+        call = request.call or call
         for _, runtime in self.of(route):
             call = runtime.apply(request, call, route)
         return call
@@ -184,6 +202,12 @@ class Features:
         if runtime is None:
             runtime = self._open[feature.key] = feature.open(self._core)
         return runtime
+
+
+def _read(readers: Sequence[Reader], request: RequestContext, call: Call) -> Call:
+    for read in readers:
+        call = read(request, call)
+    return call
 
 
 def idle_features(clock: Clock, telemetry: Telemetry) -> Features:

@@ -155,7 +155,8 @@ def route_table(
         route.name: compose(_route_steps(route, deployment, steps_of(route), features), failures, len(SHARED))
         for route in policy.routes
     }
-    return RouteTable(policy, pipelines)
+    readers = {route.name: read for route in policy.routes if (read := features.reader(route)) is not None}
+    return RouteTable(policy, pipelines, readers)
 
 
 def _route_steps(route: Route, deployment: Deployment, core: RouteSteps, features: Features) -> list[BuiltStep]:

@@ -19,11 +19,11 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.keys import asker_of
 from gateway.cache.model_factory import build_embedder, build_verifier
-from gateway.cache.personal_data import redact_question
+from gateway.cache.redaction import Redaction
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.config.policy.model import Policy, PrivacySettings, Route, Semantic
+from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.messages import Bypass, Decisive, Embedding, Entry
 from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
@@ -84,7 +84,7 @@ async def explain_trust(
     if not route.withholds:
         return found
     if knowledge is not None:
-        stored, client = _focus_of(pair, route.privacy)[0].stored, asker_of(route.admission, "", "", None)
+        stored, client = _focus_of(pair, route.of(Redaction))[0].stored, asker_of(route.admission, "", "", None)
         vector = (await embedder.embed(stored)).vector
         if await knowledge.confirmed_entry(vector, stored, route.name, client) is not None:
             return found
@@ -99,7 +99,7 @@ async def explain_pair(
     embedder: Embedder,
     verifier: Verifier,
     knowledge: PairKnowledge | None = None,
-    privacy: PrivacySettings | None = None,
+    redaction: Redaction | None = None,
 ) -> ExplainedPair:
     """Judge the pair as the semantic lookup would if `pair.stored` were the only stored question.
 
@@ -107,7 +107,7 @@ async def explain_pair(
     it, it is that of a cache of the usual size. `knowledge` has the scopes, links and decoys of the gateway. A short
     template is not recognised, because that needs other stored questions. Raise `EmbedderUnavailable`.
     """
-    pair, refusal, is_part = _focus_of(pair, privacy)
+    pair, refusal, is_part = _focus_of(pair, redaction)
     # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _stored_entry(pair), _similarity(asked, stored)
@@ -146,19 +146,18 @@ async def explain_pair(
     return build_explanation(first, scores.chosen, look)
 
 
-def _focus_of(pair: PairRequest, privacy: PrivacySettings | None) -> tuple[PairRequest, Bypass | None, bool]:
+def _focus_of(pair: PairRequest, redaction: Redaction | None) -> tuple[PairRequest, Bypass | None, bool]:
     """Return the parts of the questions that a lookup compares, and why no lookup compares them.
 
     The last value says whether the new question is a part of a long prompt.
 
-    Different rests are different scopes, and so are different personal data.
+    Different rests are different scopes, and so are different redacted parts.
     """
     asked, stored = Decisive(b"", b"", pair.asked), Decisive(b"", b"", pair.stored)
     refusal = Bypass.TOO_LONG if asked.context != stored.context else None
-    if privacy is not None and privacy.action != "store":
-        (asked, mine), (stored, others) = (redact_question(each, privacy.kinds) for each in (asked, stored))
-        if (mine or others) and (privacy.action == "bypass" or asked.context != stored.context):
-            refusal = refusal or Bypass.PERSONAL_DATA
+    if redaction is not None:
+        (asked, mine), (stored, others) = map(redaction.redact_question, (asked, stored))
+        refusal = refusal or mine or others or (Bypass.PERSONAL_DATA if asked.context != stored.context else None)
     pair = replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored)
     return pair, refusal, asked.focus not in (None, asked.question)
 
@@ -217,7 +216,7 @@ class ExplainHandler:
                 memory.links, memory.counterexamples, space.decoys, memory.served, space.store, space.index
             )
             found = await explain_pair(
-                pair, route.name, rule, control, space.embedder, space.verifier, knowledge, route.privacy
+                pair, route.name, rule, control, space.embedder, space.verifier, knowledge, route.of(Redaction)
             )
             found = await explain_trust(found, pair, route, space.embedder, knowledge)
         except BadRequest as error:
@@ -249,7 +248,7 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
     encoder, embedder = build_embedder(config.embedder)
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
-        found = await explain_pair(pair, route.name, rule, control, embedder, verifier, privacy=route.privacy)
+        found = await explain_pair(pair, route.name, rule, control, embedder, verifier, redaction=route.of(Redaction))
         return await explain_trust(found, pair, route, embedder)
     except EmbedderUnavailable as error:
         raise StartupError(f"the embedding model does not answer: {error}") from None

@@ -28,7 +28,6 @@ from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
-from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
 from gateway.steps.request_reading import described_request, find_route
 
@@ -96,7 +95,6 @@ class Explanation:
             "semantic cache": self.semantic,
             **({} if self.screen is None else {"screen": self.screen}),
             **self.features,
-            **({"personal data": f"{', '.join(self.personal_data)}: {self.privacy}"} if self.personal_data else {}),
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
@@ -244,8 +242,7 @@ def build_explanation(
         session=lines.pop("session", None),
         screen=None if screening is None else str(screening),
         features=lines,
-        personal_data=request.personal_data,
-        privacy=None if route.privacy is None else route.privacy.action,
+        **_feature_fields(request, route),
     )
 
 
@@ -257,6 +254,11 @@ def _feature_lines(request: RequestContext, route: Route) -> dict[str, str]:
         if not isinstance(shown, Unsupported):
             lines |= shown
     return lines
+
+
+def _feature_fields(request: RequestContext, route: Route) -> dict[str, Any]:
+    """Return the fields of the explanation that belong to features of the route."""
+    return {name: value for each in features_of(route) for name, value in each.explain_fields(request, route).items()}
 
 
 def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
@@ -426,8 +428,7 @@ class ExplainRequests:
         request, call = parse_request(value, parts.clock, "the body", self._rules)
         policy = self._policy()
         route = find_route(request, call, (call.model,), policy)
-        apply_route(request, call, route)
-        call = self._features.apply(request, request.call or call, route)
+        call = self._features.apply_route(request, call, route)
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts, self._features.ports(route))

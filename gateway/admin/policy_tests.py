@@ -34,7 +34,6 @@ from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
 from gateway.routing.tier_learning import TierLearning
-from gateway.steps.parse_and_route import apply_route
 from gateway.steps.request_reading import described_request, find_route
 from gateway.upstream.latency import CallFeatures
 
@@ -116,10 +115,9 @@ class PolicyTestRunner:
         route = find_route(request, call, models, self._policy)
         if call is None:
             return self._pass_through_outcome(request, route), None
-        apply_route(request, call, route)
         clock, telemetry = FrozenClock(), Telemetry()
         features = idle_features(clock, telemetry)
-        call = features.apply(request, request.call or call, route)
+        call = features.apply_route(request, call, route)
         scorer: ComplexityScorer = (
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )

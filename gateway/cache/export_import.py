@@ -18,9 +18,8 @@ from pydantic import Field, ValidationError, create_model
 from gateway.cache.bans import BanConditions
 from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.cache.memory_cache import TieredStore
-from gateway.cache.personal_data import keeps_out
 from gateway.cache.purge import Purge
-from gateway.config.policy.model import PrivacySettings
+from gateway.cache.redaction import Redaction
 from gateway.config.units import parse_duration
 from gateway.config.validation import Section, error_messages
 from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
@@ -264,7 +263,7 @@ class ExportImport:
         stored: Callable[[Entry, Vector | None], None],
         clock: Clock,
         max_entry: int,
-        privacy_of: Callable[[str], PrivacySettings | None],
+        redaction_of: Callable[[str], Redaction | None],
     ) -> None:
         self._front = front
         self._removal = removal
@@ -273,7 +272,7 @@ class ExportImport:
         self._stored = stored
         self._clock = clock
         self._max_entry = max_entry
-        self._privacy_of = privacy_of
+        self._redaction_of = redaction_of
 
     @property
     def max_line(self) -> int:
@@ -328,8 +327,8 @@ class ExportImport:
             raise LineInvalid("payload: expected a complete, successful answer")
         if self._front.bans.is_erased(item.entry):
             raise LineInvalid("subjects: the answer was made before one of its subjects was erased")
-        privacy = self._privacy_of(item.entry.route)
-        if privacy is not None and keeps_out(item.entry.question, privacy):
+        redaction = self._redaction_of(item.entry.route)
+        if redaction is not None and redaction.keeps_out(item.entry.question):
             raise LineInvalid("question: has personal data, which the privacy rule of its route keeps out")
         return item
 

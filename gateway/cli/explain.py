@@ -39,7 +39,6 @@ from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
-from gateway.steps.parse_and_route import apply_route
 from gateway.steps.request_reading import find_route
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
@@ -188,12 +187,10 @@ class OfflineExplainer:
         clock = SystemClock()
         request, call = parse_request(value, clock, where, self._rules)
         route = find_route(request, call, (call.model,), self.policy)
-        apply_route(request, call, route)
-        embeddings = await self._embed_question(request.call or call)
+        embeddings = await self._embed_question(self._features.apply_route(request, call, route))
         # Parse again, so that the time to load the model does not count against the request's budget.
         request, call = parse_request(value, clock, where, self._rules)
-        apply_route(request, call, route)
-        call = self._features.apply(request, request.call or call, route)
+        call = self._features.apply_route(request, call, route)
         request.embedding, request.whole = embeddings
         decision = await self._decide(route, request)
         return build_explanation(request, call, route, decision, None, steps_of(route, self._deployment))

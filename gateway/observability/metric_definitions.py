@@ -115,11 +115,6 @@ class CacheMetrics:
     """Stored answers, lookups, and removals."""
 
     def __init__(self) -> None:
-        self.personal_data = Counter(
-            "nearhit_personal_data_total",
-            "Requests with personal data, by the kind and by what the caches make of it",
-            ("route", "kind", "action"),
-        )
         self.admissions = Counter(
             "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
         )

@@ -12,7 +12,7 @@ from importlib import import_module
 from weakref import WeakValueDictionary
 
 from gateway.adapters.classifier.http import HttpClassifier
-from gateway.cache.personal_data import find, redact
+from gateway.cache.redaction import Redaction
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.config.policy.complexity import ClassifierSettings
 from gateway.config.policy.model import Route, Target
@@ -114,11 +114,11 @@ class RouteClassifier:
     async def classify(self, request: RequestContext, call: Call, text: str) -> Classification:
         """Return what the classifier says of a text. It waits for `complexity.timeout` at most, and never raises.
 
-        The classifier reads no personal data that the route keeps out of its caches.
+        The classifier reads nothing that the route keeps out of its caches.
         """
-        read, privacy = text[:MAX_TEXT], self._route.privacy
-        if privacy is not None and privacy.action != "store":
-            read = redact(read, find(read, privacy.kinds))
+        read, redaction = text[:MAX_TEXT], self._route.of(Redaction)
+        if redaction is not None:
+            read = redaction.redact(read)
         question = ClassifierQuestion(read, self._route.name, call.model, call.operation, call.max_tokens)
         with request.timer("classify"):
             outcome, score, why = await self._classifier.score(question, self._route.target, request.due)

@@ -236,8 +236,6 @@ class ExactFastPath:
         entry, lifetime = served
         if [*request.timings] != STEPS or request.headers.get("cache-control") is not None:
             return
-        if request.personal_data:  # each such request counts in a metric of its own
-            return
         as_stored, in_memory = data is entry.payload[0], self._store.peek(entry.fingerprint) is entry
         if not (as_stored or (in_memory and len(data) <= MAX_FORMED)) or self._is_first(request.head_digest, body):
             return

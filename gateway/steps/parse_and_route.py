@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import asker_of, keys_of, own_key, owner_of, variant_of
-from gateway.cache.personal_data import apply_privacy
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
@@ -41,12 +40,17 @@ LARGE_BODY = 256 * 1024
 COUNTED_BODY, MANY_KEYS = 16 * 1024, 2_000
 
 
+Reader = Callable[[RequestContext, Call], Call]
+"""Reads a call before its cache keys are computed, and returns it as the caches and the logs may see it."""
+
+
 @dataclass(frozen=True)
 class RouteTable:
     """A policy with the rest of the pipeline for each of its routes. A reload replaces both at once."""
 
     policy: Policy
     pipelines: Mapping[str, Handler]
+    readers: Mapping[str, Reader] = field(default_factory=dict)  # by route, for those whose features read calls
 
     @cached_property
     def matches_models(self) -> bool:
@@ -144,22 +148,19 @@ class ParseAndRoute:
             request.permit.check_models(models if is_told else (), request.method, request.path)
         route = find_route(request, call, models, table.policy)
         try:
-            apply_route(request, call, route)
+            apply_route(request, call, route, table.readers.get(route.name) if table.readers else None)
             self._record(request, call, route)
         except GatewayError:
             raise
         except Exception as error:
-            # Without keys, subjects or a search for personal data, its answer can't be stored for anybody.
+            # Without keys or subjects, or unread by the features of its route, its answer can't be stored for anybody.
             self._telemetry.failures.record(NAME, error)
             request.call = call
             request.leave_caches(Bypass.STEP_FAILED)
         return table.pipelines[route.name](request)
 
     def _record(self, request: RequestContext, call: Call | None, route: Route) -> None:
-        """Record what metrics, erasure and the traffic log need."""
-        if request.personal_data and route.privacy is not None:
-            for kind in request.personal_data:
-                self._telemetry.personal_data.add(route.name, kind, route.privacy.action)
+        """Record what erasure and the traffic log need."""
         if call is not None and (call.user is not None or request.permit is not None):
             request.subjects = subjects_of_call(call.user, request.permit, self._subjects_of)
         if route.record is not None:
@@ -209,9 +210,9 @@ def parse_wholly(dialect: Dialect, path: str, body: bytes, headers: Mapping[str,
     return call
 
 
-def apply_route(request: RequestContext, call: Call | None, route: Route) -> None:
-    """Set the fields of the request that its route and its head decide. Raise `BadRequest` if a budget or a priority is
-    invalid."""
+def apply_route(request: RequestContext, call: Call | None, route: Route, read: Reader | None = None) -> None:
+    """Set the fields of the request that its route and its head decide. `read` is that of the route's features. Raise
+    `BadRequest` if a budget or a priority is invalid."""
     request.route, request.expose_headers = route.name, route.expose_headers
     request.expose_timings = route.share != "global"
     control = request.headers.get("cache-control")
@@ -223,8 +224,8 @@ def apply_route(request: RequestContext, call: Call | None, route: Route) -> Non
             call = replace(call, stream=False)  # no client reads it as it comes; a broken one is an error
     else:
         _apply_budget(request, route)
-    if call is not None and route.privacy is not None:
-        call, request.personal_data = apply_privacy(call, route.privacy)
+    if call is not None and read is not None:
+        call = read(request, call)
     request.call = call
     if call is None:
         request.bypass = Bypass.PASS_THROUGH

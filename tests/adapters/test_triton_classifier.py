@@ -36,14 +36,14 @@ async def test_its_score_chooses_the_tier(kserve_triton: KServeTriton, tmp_path:
     async with classified(tmp_path, kserve_triton.grpc_url, "difficulty_score") as served:
         assert await asked(served, "0.83") == ("large", "0.83")
         assert await asked(served, "0.17") == ("light", "0.17")
-        assert counted(served, "classifier") == {"answered": 2}
+        assert counted(served, "classifier_requests") == {"answered": 2}
 
 
 async def test_its_label_chooses_the_tier(kserve_triton: KServeTriton, tmp_path: Path) -> None:
     async with classified(tmp_path, kserve_triton.grpc_url, "difficulty_tier") as served:
         assert await asked(served, "large") == ("large", "0.75")
         assert await asked(served, "light") == ("light", "0.25")
-        assert counted(served, "classifier") == {"answered": 2}
+        assert counted(served, "classifier_requests") == {"answered": 2}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ async def test_a_bad_answer_means_the_own_score(
     async with classified(tmp_path, kserve_triton.grpc_url, model) as served:
         own = served.gateway.parts.space.complexity.judge(question, None, None).score
         assert (await asked(served, question))[1] == f"{own:.2f}"
-        assert counted(served, "classifier") == {outcome: 1}
+        assert counted(served, "classifier_requests") == {outcome: 1}
 
 
 Tensors = Sequence[Mapping[str, Any]]

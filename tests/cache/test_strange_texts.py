@@ -17,10 +17,10 @@ from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.cache.answer_similarity import compare_words
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer
-from gateway.cache.personal_data import find
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.verifiers import LearnedVerifier, load_weights
+from gateway.features.privacy.personal_data import find
 from gateway.long_questions import split_question
 from gateway.ports import Acceptance, StoredCandidate
 from gateway.text_forms import fold_forms

@@ -191,7 +191,7 @@ async def test_a_shadow_is_asked_the_same_and_compared(tmp_path: Path, streamed:
         assert found.get("different", 0) + found.get("undecided", 0) == 1
         assert [call.json["model"] for call in upstreams["next"].calls] == ["next"] * 3
         assert upstreams["next"].calls[0].json["messages"] == upstreams["main"].calls[0].json["messages"]
-        assert counted(served, "shadow_cost") == {"default": pytest.approx(3 * 7)}
+        assert counted(served, "shadow_cost_dollars") == {"default": pytest.approx(3 * 7)}
         assert (await served.chat("The capital of France?", seed=0, stream=streamed)).cache_status.startswith(
             "nearhit; hit"
         )

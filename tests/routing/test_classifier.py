@@ -29,7 +29,7 @@ from tests.routing.test_dispatch import EASY, HARD, observe
 Script = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 PATIENT = "5s"  # where the classifier answers
 SHORT = "20ms"  # where the test waits for the time to pass
-COUNTS = "classifier"
+COUNTS = "classifier_requests"
 
 
 def answers(value: Any, status: int = 200) -> Script:

@@ -18,8 +18,9 @@ from gateway.extensions import Extensions
 FEATURES = Extensions(
     "nearhit.features",
     {
-        "cache.mcp": "gateway.features.mcp.feature:MCP_RESULTS",
         "session": "gateway.features.sessions.feature:SESSIONS",
+        "privacy": "gateway.features.privacy.feature:PRIVACY",
+        "cache.mcp": "gateway.features.mcp.feature:MCP_RESULTS",
     },
 )
 """The features of routes by their key, such as `cache.mcp` or `session`. Their steps in one place of the pipeline have

@@ -109,18 +109,6 @@ class RecordSettings:
     prompts: bool = False  # whether the texts of the questions are recorded
 
 
-PersonalData = Literal["email", "phone", "card", "iban", "ssn"]
-"""The kinds of personal data that `gateway.cache.personal_data` finds."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacySettings:
-    """The treatment of personal data on a route."""
-
-    kinds: frozenset[PersonalData]
-    action: Literal["bypass", "redact-key", "store"]
-
-
 Late = Literal["soonest", "light", "stale", "refuse"]
 
 
@@ -212,7 +200,6 @@ class Route:
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
     record: RecordSettings | None = None  # None: off
-    privacy: PrivacySettings | None = None  # None: personal data is not looked for
     expose_headers: bool = True
     rules: Mapping[str, Any] = field(default_factory=dict)  # the rule of each feature that is on, by its key
     file: str = ""  # the file of the rule
@@ -264,9 +251,9 @@ class Policy:
                 return route
         return self.routes[-1]
 
-    def privacy_of(self, route: str) -> PrivacySettings | None:
-        """Return the privacy rule of a route; None: it has none, or there is no such route."""
-        return next((each.privacy for each in self.routes if each.name == route), None)
+    def of(self, route: str, rule: type[R]) -> R | None:
+        """Return a rule of a route by its type; None: the route has none, or there is no such route."""
+        return next((each.of(rule) for each in self.routes if each.name == route), None)
 
     def _match_names(self, names: Names) -> tuple[Route, ...]:
         """Return the routes whose names match, up to the first without headers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -12,7 +12,6 @@ from gateway.config.fields import HeaderName, Name, Text, Version, optional_sect
 from gateway.config.policy.complexity import ComplexityRule
 from gateway.config.policy.features import FeatureSection, feature_problems
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
-from gateway.config.policy.model import PersonalData
 from gateway.config.policy.targets import (
     CascadeRule,
     OptionalTierParts,
@@ -313,24 +312,6 @@ class RecordRule(Section):
     """`on`: record the questions too, so that neighbours which were never judged can be judged later."""
 
 
-_NO_NAMES = {"name": "no pattern finds names, and a language model misses too many (docs/security.md)"}
-
-
-class PrivacyRule(Section):
-    """Personal data in requests, and what the caches make of it."""
-
-    pii: Annotated[
-        tuple[Annotated[PersonalData, one_of(*get_args(PersonalData), refused=_NO_NAMES)], ...],
-        Field(strict=False),
-        NOT_EMPTY,
-    ] = Field(examples=["[email, phone]"])
-    """The kinds to look for: `email`, `phone`, `card`, `iban`, `ssn`. Cards and IBANs count only with the right check
-    digits."""
-    action: Annotated[Literal["bypass", "redact-key", "store"], one_of("bypass", "redact-key", "store")] = "bypass"
-    """`bypass`: a request with such data is neither looked up nor stored. `redact-key`: the question is embedded and
-    stored without the data, and only questions with the same data match. `store`: they are only counted."""
-
-
 class MatchRule(Section):
     """The requests of a route. Every given pattern must match; `{}` matches all requests."""
 
@@ -345,20 +326,9 @@ class MatchRule(Section):
     """Header names, each with a glob for its value. Without it, any headers."""
 
 
-def _enabled_caches(cache: object) -> bool:
+def enabled_caches(cache: object) -> bool:
     """Return whether a cache is on. `cache` is the section as written."""
     return isinstance(cache, dict) and any(isinstance(cache.get(kind), dict) for kind in ("exact", "semantic"))
-
-
-def _privacy_problems(privacy: object, cache: object, record: object) -> Iterator[Problem]:
-    """Yield the faults of `privacy` next to the caches and the traffic log. All are as written."""
-    if not isinstance(privacy, dict):
-        return
-    caches = cache if isinstance(cache, dict) else {}
-    if not _enabled_caches(cache) and record in (None, False, "off"):
-        yield Problem("privacy", "has nothing to protect, expected cache.exact, cache.semantic or record")
-    elif privacy.get("action") == "redact-key" and not isinstance(caches.get("semantic"), dict):
-        yield Problem("privacy", "redact-key changes the text that is embedded, expected cache.semantic")
 
 
 class RouteRule(FeatureSection):
@@ -379,9 +349,6 @@ class RouteRule(FeatureSection):
     ] = None
     """`on`: record what decides about the route's requests, without any text, for `nearhit simulate`. Or `{share: 10%,
     prompts: on}`."""
-    privacy: PrivacyRule | None = None
-    """`{pii: [email, phone], action: redact-key}`: what the caches make of personal data. Without it, nobody looks for
-    it."""
     expose_headers: Switch = True
     """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 
@@ -391,7 +358,7 @@ class RouteRule(FeatureSection):
         if isinstance(target, dict) and target.get("backend") is not None:
             yield from tier_limit_problems(limits)
         cache = given.get("cache")
-        if isinstance(target, dict) and target.get("audit") is not None and not _enabled_caches(cache):
+        if isinstance(target, dict) and target.get("audit") is not None and not enabled_caches(cache):
             yield Problem(
                 "route", "audit compares stored answers and no cache is on, expected cache.exact or cache.semantic"
             )
@@ -399,7 +366,6 @@ class RouteRule(FeatureSection):
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error")
         yield from duplicate_limit_problems(limits)
-        yield from _privacy_problems(given.get("privacy"), cache, given.get("record"))
         yield from feature_problems(given)
 
 

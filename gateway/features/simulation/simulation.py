@@ -175,10 +175,6 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         "classifiers are not asked: each request keeps its recorded complexity",
         lambda r: r.target.classifier is not None,
     ),
-    (
-        "personal data is not looked for again: requests keep what privacy made of them when they were recorded",
-        lambda r: r.privacy is not None,
-    ),
 )
 
 ALWAYS = (

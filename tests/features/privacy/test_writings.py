@@ -11,12 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.cache.personal_data import apply_privacy, find, redact, values_digest
-from gateway.config.policy.model import PersonalData, PrivacySettings
 from gateway.dialects.known import find_dialect
+from gateway.features.privacy.personal_data import Kind, find, redact, values_digest
 from gateway.messages import Bypass, Call
-from tests.cache.test_personal_data import ALL, parsed, settings
 from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES
+from tests.features.privacy.test_personal_data import ALL, parsed, rule
 
 VALUES: dict[str, tuple[str, str]] = {
     "email": ("email", "marta.lind+bill@mail.example.com"),
@@ -105,7 +104,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("writing", WRITINGS.values(), ids=WRITINGS)
 @pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_each_writing_is_found(kind: PersonalData, value: str, writing: Callable[[str], str]) -> None:
+def test_each_writing_is_found(kind: Kind, value: str, writing: Callable[[str], str]) -> None:
     text = writing(value)
     for around in (text, f"Please check {text}, thank you."):
         found = find(around, ALL)
@@ -114,13 +113,13 @@ def test_each_writing_is_found(kind: PersonalData, value: str, writing: Callable
 
 
 @pytest.mark.parametrize(("kind", "text"), OTHERS.values(), ids=OTHERS)
-def test_each_other_writing_is_found(kind: PersonalData, text: str) -> None:
+def test_each_other_writing_is_found(kind: Kind, text: str) -> None:
     assert [each.kind for each in find(f"It is {text}, I think.", ALL)] == [kind]
 
 
 @pytest.mark.parametrize("name", ["escaped", "zero-width spaces", "character references", "fullwidth", "an em space"])
 @pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_a_redaction_takes_the_writing_and_nothing_else(kind: PersonalData, value: str, name: str) -> None:
+def test_a_redaction_takes_the_writing_and_nothing_else(kind: Kind, value: str, name: str) -> None:
     before, behind = "\u00fcber\u200b \ufb01x 50% \\n\u2026 ", " \u200b\U0001f600 &amp; \\u0041 end"
     text = before + WRITINGS[name](value) + behind
     assert redact(text, find(text, ALL)) == before + f"<{kind}>" + behind
@@ -210,7 +209,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
 def test_a_bypass_reads_each_value_and_each_name(path: str, body: dict[str, Any]) -> None:
-    assert apply_privacy(parsed(path, body), settings("bypass"))[0].uncached is Bypass.PERSONAL_DATA
+    assert rule("bypass").read(parsed(path, body))[0].uncached is Bypass.PERSONAL_DATA
 
 
 def test_a_part_of_a_form_is_read() -> None:
@@ -218,7 +217,7 @@ def test_a_part_of_a_form_is_read() -> None:
     assert dialect is not None
     body = b'--b\r\nContent-Disposition: form-data; name="q"\r\n\r\nmarta@example.com\r\n--b--\r\n'
     call = dialect.parse("/predictions/m", body, {"content-type": "multipart/form-data; boundary=b"})
-    assert apply_privacy(call, settings("bypass"))[0].uncached is Bypass.PERSONAL_DATA
+    assert rule("bypass").read(call)[0].uncached is Bypass.PERSONAL_DATA
 
 
 CLEAN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -235,7 +234,7 @@ CLEAN: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("path", "body"), CLEAN.values(), ids=CLEAN)
 def test_a_body_without_personal_data_stays_in_the_caches(path: str, body: dict[str, Any]) -> None:
     call = parsed_alone(path, body)
-    assert apply_privacy(call, settings("bypass")) == (call, ())
+    assert rule("bypass").read(call) == (call, ())
 
 
 def parsed_alone(path: str, body: dict[str, Any]) -> Call:
@@ -245,6 +244,4 @@ def parsed_alone(path: str, body: dict[str, Any]) -> Call:
 
 
 def test_all_kinds_are_written() -> None:
-    assert (
-        {kind for kind, _ in VALUES.values()} == set(get_args(PersonalData)) == set(PrivacySettings(ALL, "store").kinds)
-    )
+    assert {kind for kind, _ in VALUES.values()} == set(get_args(Kind)) == set(rule("store").pii)

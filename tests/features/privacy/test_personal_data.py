@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache import personal_data, plain_text
-from gateway.cache.personal_data import MAX_READ, apply_privacy, find, redact, values_digest
-from gateway.config.policy.model import PersonalData, PrivacySettings
 from gateway.dialects.known import find_dialect
+from gateway.features.privacy import personal_data, plain_text
+from gateway.features.privacy.personal_data import MAX_READ, Kind, find, redact, values_digest
+from gateway.features.privacy.rule import PrivacyRule
 from gateway.messages import Bypass, Call
 from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES, call_of
 
-ALL = frozenset(get_args(PersonalData))
+ALL = frozenset(get_args(Kind))
 
 
 HELLO = {"role": "user", "content": "Hello"}
 
 
-def settings(action: str, *kinds: str) -> PrivacySettings:
-    return PrivacySettings(frozenset(kinds) or ALL, action)  # type: ignore[arg-type]  # as the schema checked it
+def rule(action: str, *kinds: str) -> PrivacyRule:
+    return PrivacyRule.model_validate({"pii": list(kinds) or sorted(ALL), "action": action})
 
 
 def call(question: str, *before: str):  # type: ignore[no-untyped-def]
@@ -165,8 +165,8 @@ def test_findings_are_in_order_and_never_overlap(text: str) -> None:
 
 def test_a_redacted_question_keeps_its_exact_key_and_changes_its_scope() -> None:
     plain = call("Send the invoice to ann@example.org")
-    seen, kinds = apply_privacy(plain, settings("redact-key"))
-    other, _ = apply_privacy(call("Send the invoice to bob@example.org"), settings("redact-key"))
+    seen, kinds = rule("redact-key").read(plain)
+    other, _ = rule("redact-key").read(call("Send the invoice to bob@example.org"))
     assert kinds == ("email",)
     assert (seen.focus, seen.question) == ("Send the invoice to <email>",) * 2
     assert seen.canonical == plain.canonical
@@ -176,9 +176,9 @@ def test_a_redacted_question_keeps_its_exact_key_and_changes_its_scope() -> None
 
 def test_a_bypass_reads_earlier_turns_and_a_redaction_the_question_alone() -> None:
     asked = call("And my order?", "I am ann@example.org")
-    assert apply_privacy(asked, settings("bypass"))[0].uncached is Bypass.PERSONAL_DATA
-    assert apply_privacy(asked, settings("redact-key")) == (asked, ())
-    assert apply_privacy(asked, settings("store")) == (asked, ("email",))
+    assert rule("bypass").read(asked)[0].uncached is Bypass.PERSONAL_DATA
+    assert rule("redact-key").read(asked) == (asked, ())
+    assert rule("store").read(asked) == (asked, ("email",))
 
 
 TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "mail", "arguments": '{"to": "ann@example.org"}'}}
@@ -202,7 +202,7 @@ TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "mail", "argume
 )
 def test_a_bypass_reads_each_text_of_the_call(path: str, body: dict[str, Any]) -> None:
     given = parsed(path, body)
-    assert apply_privacy(given, settings("bypass"))[0].uncached is Bypass.PERSONAL_DATA
+    assert rule("bypass").read(given)[0].uncached is Bypass.PERSONAL_DATA
 
 
 def test_the_name_of_the_client_the_definitions_and_images_are_not_read() -> None:
@@ -210,24 +210,24 @@ def test_the_name_of_the_client_the_definitions_and_images_are_not_read() -> Non
     turn = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}
     tool = {"type": "function", "function": {"name": "mail", "description": "such as ann@example.org"}}
     asked = call_of(CHAT, messages=[turn], user="ann@example.org", metadata={"by": "ann@example.org"}, tools=[tool])
-    assert apply_privacy(asked, settings("bypass")) == (asked, ())
+    assert rule("bypass").read(asked) == (asked, ())
 
 
 def test_a_bypass_keeps_the_data_from_the_log_and_the_reason_that_was_there() -> None:
-    seen, _ = apply_privacy(call("Send it to ann@example.org"), settings("bypass"))
+    seen, _ = rule("bypass").read(call("Send it to ann@example.org"))
     assert (seen.question, seen.focus) == ("Send it to <email>",) * 2
     polled = call_of(RESPONSES, input="Send it to ann@example.org", background=True)
-    assert apply_privacy(polled, settings("bypass"))[0].uncached is Bypass.BACKGROUND
+    assert rule("bypass").read(polled)[0].uncached is Bypass.BACKGROUND
 
 
 def test_a_text_too_long_to_read_counts_as_personal() -> None:
     long = call("word " * (MAX_READ // 5 + 1))
-    assert apply_privacy(long, settings("bypass"))[0].uncached is Bypass.PERSONAL_DATA
-    redacted, _ = apply_privacy(long, settings("redact-key"))
+    assert rule("bypass").read(long)[0].uncached is Bypass.PERSONAL_DATA
+    redacted, _ = rule("redact-key").read(long)
     assert (redacted.focus, redacted.no_question) == (None, Bypass.TOO_LONG)
 
 
 def test_nothing_found_changes_nothing() -> None:
     asked = call("What is a cache?")
     for action in ("bypass", "redact-key", "store"):
-        assert apply_privacy(asked, settings(action)) == (asked, ())
+        assert rule(action).read(asked) == (asked, ())

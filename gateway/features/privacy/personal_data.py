@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
+from typing import Literal
 
-from gateway.cache.call_texts import decoded_text, texts_of
-from gateway.cache.plain_text import is_disguised, plain_readings
-from gateway.config.policy.model import PersonalData, PrivacySettings
-from gateway.messages import Bypass, Call, Decisive
+from gateway.features.privacy.call_texts import decoded_text
+from gateway.features.privacy.plain_text import is_disguised, plain_readings
+
+Kind = Literal["email", "phone", "card", "iban", "ssn"]
 
 # Characters that are read: 6 ms for prose, and at most 80 ms for texts made to be slow. A longer text counts as having
 # personal data.
@@ -23,7 +24,7 @@ MAX_READ = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    kind: PersonalData
+    kind: Kind
     start: int  # characters
     end: int
     value: str  # without separators, so that two ways to write it are equal
@@ -88,7 +89,7 @@ _IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def find(text: str, kinds: Collection[PersonalData]) -> tuple[Finding, ...]:
+def find(text: str, kinds: Collection[Kind]) -> tuple[Finding, ...]:
     """Return what `text` has of `kinds`, in its order. No two findings overlap: the kind with the checksum wins.
 
     The text is read with its escapes decoded and its characters folded: `plain_text`. Base64 is read, too.
@@ -105,7 +106,7 @@ def find(text: str, kinds: Collection[PersonalData]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: finding.start))
 
 
-def _found_in_plain(text: str, kinds: Collection[PersonalData]) -> Iterator[Finding]:
+def _found_in_plain(text: str, kinds: Collection[Kind]) -> Iterator[Finding]:
     for plain in plain_readings(text):
         reading = _Reading(plain.text)
         for kind, reader in _READERS.items():
@@ -115,7 +116,7 @@ def _found_in_plain(text: str, kinds: Collection[PersonalData]) -> Iterator[Find
                     yield Finding(kind, start, end, found.value)
 
 
-def _found_in_base64(text: str, kinds: Collection[PersonalData]) -> Iterator[Finding]:
+def _found_in_base64(text: str, kinds: Collection[Kind]) -> Iterator[Finding]:
     """Yield one finding for each encoded part that has some. Its value is the first one's."""
     for match in _BASE64.finditer(text):
         if match[0].islower() or match[0].isdecimal():
@@ -138,63 +139,6 @@ def redact(text: str, findings: Sequence[Finding]) -> str:
 def values_digest(findings: Sequence[Finding]) -> bytes:
     """Return a digest of the values in their order, 32 bytes. Separators do not matter."""
     return sha256("\0".join([f"{finding.kind}\0{finding.value}" for finding in findings]).encode()).digest()
-
-
-def apply_privacy(call: Call, rule: PrivacySettings) -> tuple[Call, tuple[PersonalData, ...]]:
-    """Return the call as the caches and the logs may see it, and the kinds that were found.
-
-    `bypass` reads all texts of the call, because an answer may repeat any of them. `redact-key` reads the question: the
-    turns before it are part of the scope as a digest. The backend gets the request as it came.
-    """
-    if rule.action == "redact-key":
-        return _redacted(call, rule.kinds)
-    text = _text_of(call)
-    kinds = () if text is None else _kinds_of(find(text, rule.kinds))
-    if rule.action == "bypass" and (kinds or text is None):
-        # The complexity model and the traffic log of the route read the question of such a call, too.
-        call = replace(_redacted(call, rule.kinds)[0], uncached=call.uncached or Bypass.PERSONAL_DATA)
-    return call, kinds
-
-
-def keeps_out(question: str | None, rule: PrivacySettings) -> bool:
-    """Return whether a stored question has data that the rule keeps out of the caches."""
-    if question is None or rule.action == "store":
-        return False
-    return len(question) > MAX_READ or bool(find(question, rule.kinds))
-
-
-def _redacted(call: Call, kinds: Collection[PersonalData]) -> tuple[Call, tuple[PersonalData, ...]]:
-    found, findings = redact_question(call.decisive, kinds)
-    return (call if found is call.decisive else replace(call, decisive_source=found)), _kinds_of(findings)
-
-
-def _text_of(call: Call) -> str | None:
-    """Return the texts of a call as one; None: they are longer than `MAX_READ`."""
-    texts, length = [], 0
-    for text in texts_of(call):
-        texts.append(text)
-        length += len(text) + 1
-        if length > MAX_READ:
-            return None
-    return "\n".join(texts)
-
-
-def redact_question(decisive: Decisive, kinds: Collection[PersonalData]) -> tuple[Decisive, tuple[Finding, ...]]:
-    """Return what decides the answer, with a redacted question and the values as a part of the scope."""
-    question, context = decisive.question, decisive.context
-    if question is None:
-        return decisive, ()
-    if len(question) > MAX_READ:  # then it has an exact key only
-        return Decisive(decisive.canonical, context, None, Bypass.TOO_LONG), ()
-    findings = find(question, kinds)
-    if not findings:
-        return decisive, ()
-    redacted = redact(question, findings)
-    return Decisive(decisive.canonical, context + values_digest(findings), redacted, decisive.no_question), findings
-
-
-def _kinds_of(findings: Sequence[Finding]) -> tuple[PersonalData, ...]:
-    return tuple(dict.fromkeys(finding.kind for finding in findings))
 
 
 class _Reading:
@@ -346,7 +290,7 @@ def _is_iban(value: str) -> bool:
 
 
 # Those with a checksum come first: their digits are no phone number.
-_READERS: dict[PersonalData, Callable[[_Reading], Iterator[Finding]]] = {
+_READERS: dict[Kind, Callable[[_Reading], Iterator[Finding]]] = {
     "email": _emails,
     "iban": _ibans,
     "card": _cards,

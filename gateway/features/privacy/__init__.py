@@ -1,0 +1,1 @@
+"""Personal data in requests: what the caches make of it."""
