@@ -635,11 +635,108 @@ class InputSplit(Protocol):
         """Join the bodies that answer the calls of `split`, in order, into one body. Raise `MalformedResponse`."""
 
 
+# Translation of calls for a backend that speaks another dialect.
+class TranslatedCall(Protocol):
+    """One call in the backend's dialect, and the translation of its answer back.
+
+    Pure, apart from its state for the stream: each answer needs a new one.
+    """
+
+    @property
+    def outgoing(self) -> Outgoing: ...
+
+    def whole(self, data: bytes) -> bytes:
+        """Convert the backend's body of status 200 to the client's. Raise `MalformedResponse`."""
+
+    def events(self, event: Event) -> Sequence[Event]:
+        """Convert the next event of the backend's stream to the client's events. Raise `MalformedResponse`."""
+
+    def error(self, status: int, data: bytes) -> bytes:
+        """Convert any body of another status to an error in the client's form."""
+
+
+class Translation(Protocol):
+    """A translation from one dialect to another."""
+
+    def __call__(
+        self,
+        call: Call,
+        *,
+        model: str | None,
+        created: int,
+        cache_control: bool = False,
+        reasoning_content: bool = False,
+    ) -> TranslatedCall:
+        """Translate a call. Raise `BadRequest` if the other dialect cannot express it.
+
+        Without a `model`, the client's name goes to the backend. `created` is in seconds since the epoch. With
+        `cache_control` the backend understands Anthropic's marks for the prompt cache, and with `reasoning_content` it
+        reads earlier reasoning from the field of that name.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelObjects:
+    """How a dialect writes models. OpenAI's objects are the neutral form; fields of other dialects stay beside its own.
+
+    `write` converts one model, and `page` the list of all.
+    """
+
+    write: Callable[[Mapping[str, Any]], dict[str, Any]]
+    page: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    query: str = ""  # that asks a backend for all its models
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How the endpoints of a dialect are called, besides the body of a call."""
+
+    key_header: str | None = None  # it carries the API key as it is; None: `Authorization` does, as a bearer token
+    own_headers: frozenset[str] = frozenset()  # headers that mean something in this dialect only, in lower case
+    required_headers: tuple[tuple[str, str], ...] = ()  # with the values for clients that send none
+    is_versioned: bool = False  # the base URL that clients are given ends in the version of the API
+    embeds: bool = True  # there are endpoints with models of embeddings
+    paths_name_models: bool = False  # paths that no dialect claims name models, too: see `Dialect.renamed_path`
+    models: ModelObjects | None = None  # None: it has no list of models at `/v1/models`
+
+
+class OpenParts(Protocol):
+    """`OpenParts` knows which parts of a stream have begun and have not ended. It is true while there are any."""
+
+    def feed(self, data: bytes) -> None:
+        """Read the data of the next event."""
+
+    def __bool__(self) -> bool: ...
+
+
 class Dialect(Protocol):
-    """A wire protocol that clients speak. Pure: no I/O, no clock."""
+    """A wire protocol that clients speak. Pure: no I/O, no clock. `BaseDialect` has what most of them have."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    @property
+    def client_header(self) -> str | None:
+        """The header that all requests of its clients have, on any path; None: nothing tells these clients."""
+
+    @property
+    def reports_usage(self) -> bool:
+        """Whether its answers usually report their tokens."""
+
+    @property
+    def token_count_path(self) -> str | None:
+        """The path at which its clients ask how many tokens a conversation has; None: there is none."""
+
+    @property
+    def to_neutral(self) -> Translation | None:
+        """The translation of its calls to the neutral form, which is OpenAI's chat; None: there is none."""
+
+    @property
+    def from_neutral(self) -> Translation | None:
+        """The translation of calls in the neutral form for its backends; None: there is none."""
 
     @property
     def id_header(self) -> str | None:
@@ -663,6 +760,25 @@ class Dialect(Protocol):
         `model`: the name at the backend; None: the client's name. `kept`: the answer may be stored, so all optional
         parts are requested. `shown` hides those that this client did not ask for.
         """
+
+    def fitted(self, call: Call, headers: Mapping[str, str]) -> Call:
+        """Return a call as its own backends accept it, by the client's headers."""
+
+    def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:
+        """Return a path that no dialect claims, with the backend's name of the model that it names. `rename` returns
+        that name for the client's; None: it is the same."""
+
+    def is_free(self, call: Call) -> bool:
+        """Return whether a call makes no model work."""
+
+    def has_text(self, call: Call) -> bool:
+        """Return whether a call has a text whose tokens can be estimated."""
+
+    def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
+        """Estimate the input tokens of a request to `token_count_path`; None: the body is no such request."""
+
+    def open_parts(self, call: Call) -> OpenParts | None:
+        """Return what follows the parts of a stream; None: its last events tell whether it is over."""
 
     @property
     def relays(self) -> bool:

@@ -15,13 +15,10 @@ from typing import Protocol
 from gateway.limits import Demand, Return, TakeResult
 from gateway.messages import (
     Affinity,
-    Call,
     EmbeddedVector,
     Embedding,
     Entry,
-    Event,
     Neighbour,
-    Outgoing,
     Refusal,
     ScoredPrompt,
     Vector,
@@ -682,46 +679,6 @@ class TimelineStore(Protocol):
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
         """Return the parts of all gateways, by gateway name. Slots that nobody has written are left out."""
-
-
-# Translation of calls for a backend that speaks another dialect.
-class TranslatedCall(Protocol):
-    """One call in the backend's dialect, and the translation of its answer back.
-
-    Pure, apart from its state for the stream: each answer needs a new one.
-    """
-
-    @property
-    def outgoing(self) -> Outgoing: ...
-
-    def whole(self, data: bytes) -> bytes:
-        """Convert the backend's body of status 200 to the client's. Raise `MalformedResponse`."""
-
-    def events(self, event: Event) -> Sequence[Event]:
-        """Convert the next event of the backend's stream to the client's events. Raise `MalformedResponse`."""
-
-    def error(self, status: int, data: bytes) -> bytes:
-        """Convert any body of another status to an error in the client's form."""
-
-
-class Translation(Protocol):
-    """A translation from one dialect to another."""
-
-    def __call__(
-        self,
-        call: Call,
-        *,
-        model: str | None,
-        created: int,
-        cache_control: bool = False,
-        reasoning_content: bool = False,
-    ) -> TranslatedCall:
-        """Translate a call. Raise `BadRequest` if the other dialect cannot express it.
-
-        `model`: the name at the backend; None: the client's name. `created`: seconds since the epoch. `cache_control`:
-        the backend understands Anthropic's marks for the prompt cache. `reasoning_content`: it reads earlier reasoning
-        from the field of that name.
-        """
 
 
 # The store of limit counts, for all gateways that share it.

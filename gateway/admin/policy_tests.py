@@ -22,7 +22,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.config.policy.tests import Expectation
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES
-from gateway.dialects.anthropic.dialect import speaks_anthropic
+from gateway.dialects.known import client_of
 from gateway.errors import BadRequest
 from gateway.feature import idle_features
 from gateway.latency_forecast import Prediction
@@ -135,7 +135,7 @@ class PolicyTestRunner:
         return found, request.complexity
 
     def _pass_through_outcome(self, request: RequestContext, route: Route) -> Mapping[str, str]:
-        signals = Signals(None, speaks_anthropic(request.headers))
+        signals = Signals(None, client_of(request.headers))
         backend = select(route.target, self._pools, signals, route.slo.late).backends[0]
         cache = str(Bypass.PASS_THROUGH)
         return {"route": route.name, "backend": backend, "tier": "", "cache": cache, "share": route.share}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import orjson
 
+from gateway.dialects.base import BaseDialect
 from gateway.dialects.json_body import sent_model, well_formed
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
-from gateway.messages import KEEP_ALIVE, Call, ClientForm, Event, Outgoing
+from gateway.messages import Call, Event, Outgoing
 from gateway.text_forms import is_invisible
 
 # Split a text into the pieces of a stream. Pure.
@@ -33,14 +34,10 @@ def is_blank(text: object) -> bool:
     return not isinstance(text, str) or all(sign.isspace() or is_invisible(sign) for sign in text)
 
 
-class Conversational(ABC):
+class Conversational(BaseDialect, ABC):
     """`Conversational` is the part of a `Dialect` for JSON events that are stored as they were sent."""
 
-    id_header: str | None = None
-    accepted_by: frozenset[str] | None = frozenset()
-    relays = False
-    reforms = False
-    keep_alive: Event = KEEP_ALIVE
+    reports_usage = True
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         if model is None and not call.model and call.body.get("prompt") is None:  # a stored prompt may name the model
@@ -48,17 +45,8 @@ class Conversational(ABC):
         body = call.body if model is None else {**call.body, "model": model}
         return Outgoing(path, orjson.dumps(body))
 
-    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
-        return data
-
-    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
-        return None
-
     def event(self, call: Call, data: bytes) -> Event:
         return with_event_name(data)
-
-    def shown(self, call: Call, event: Event) -> bool:
-        return True
 
     def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         return events

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from gateway.dialects.anthropic.dialect import Anthropic, speaks_anthropic
 from gateway.dialects.open_inference.paths import PATH
 from gateway.extensions import Extensions
-from gateway.messages import Dialect
+from gateway.messages import Dialect, Endpoint
 
 MAX_PATHS = 1024  # remembered paths, each at most a request line long
 VERSIONED = "/v1"  # the path prefix of most APIs
@@ -63,33 +62,50 @@ class Dialects(Mapping[str, Dialect]):
         self._declared = declared
         self._extensions = Extensions("nearhit.dialects", {name: each.place for name, each in declared.items()})
         self._loaded: dict[str, Dialect] = {}
-        self._names: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Dialect:
         """Return the dialect. Raise `KeyError`, or `StartupError` if that of another package is broken."""
         dialect = self._loaded.get(name)
         if dialect is None:
-            build = self._extensions.load(name)
-            if build is None:
+            if name not in self._names:
                 raise KeyError(name)
-            dialect = self._loaded[name] = build()
+            dialect = self._loaded[name] = self._extensions.load(name)()
         return dialect
 
     def __iter__(self) -> Iterator[str]:
-        if not self._names:
-            self._names = self._extensions.names()
         return iter(self._names)
 
     def __len__(self) -> int:
-        return len(tuple(self))
+        return len(self._names)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return self._extensions.names()
 
     def prepare(self, adapters: Iterable[str]) -> None:
         """Import what these adapters answer, and the dialects of other packages. Raise `StartupError`."""
         used = frozenset(adapters)
         for name in self:
-            declared = self._declared.get(name)
-            if declared is None or declared.path is None or name in used or not declared.adapters.isdisjoint(used):
+            if self._is_eager(name) or name in used or not self._declared[name].adapters.isdisjoint(used):
                 self[name]
+
+    def _is_eager(self, name: str) -> bool:
+        return name not in self._declared or self._declared[name].path is None
+
+    @cached_property
+    def _eager(self) -> tuple[Dialect, ...]:
+        """The dialects that every gateway imports."""
+        return tuple(self[name] for name in self if self._is_eager(name))
+
+    @cached_property
+    def client_headers(self) -> Mapping[str, str]:
+        """The names of the dialects whose clients are known by a header, by that header."""
+        return {each.client_header: each.name for each in self._eager if each.client_header is not None}
+
+    @cached_property
+    def token_count_paths(self) -> Mapping[str, str]:
+        """The names of the dialects that count tokens, by the path at which their clients ask for it."""
+        return {each.token_count_path: each.name for each in self._eager if each.token_count_path is not None}
 
     def claimant(self, method: str, path: str) -> str | None:
         """Return the name of the dialect of a request; None: no dialect claims it."""
@@ -105,6 +121,24 @@ class Dialects(Mapping[str, Dialect]):
 
 
 DIALECTS = Dialects(DECLARED)
+
+
+def client_of(headers: Mapping[str, str]) -> str | None:
+    """Return the dialect of the client, on any path, if a header tells it; None: no header does."""
+    return next((name for header, name in DIALECTS.client_headers.items() if header in headers), None)
+
+
+def answers_client(speaks: str, client: str | None) -> bool:
+    """Return whether a backend is of the client's own dialect (`client_of`), for requests that no dialect claims. Those
+    of clients that no header tells may go to any backend without such clients."""
+    return (speaks if speaks in DIALECTS.client_headers.values() else None) == client
+
+
+@lru_cache
+def endpoint_of(speaks: str) -> Endpoint | None:
+    """Return how the endpoints of a dialect are called; None: it is the name of no dialect."""
+    dialect = DIALECTS.get(speaks)
+    return None if dialect is None else dialect.endpoint
 
 
 @lru_cache
@@ -137,6 +171,6 @@ def suggest_path(method: str, path: str) -> str | None:
 def error_dialect(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
     """Return the dialect for the gateway's own errors, also for requests that pass through or were not parsed yet.
 
-    Anthropic's clients are known by a header; the default is OpenAI.
+    The clients of some are known by a header; the default is OpenAI.
     """
-    return find_dialect(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[DEFAULT])
+    return find_dialect(method, path) or DIALECTS[client_of(headers) or DEFAULT]

@@ -47,6 +47,12 @@ STATEFUL_PARAMS = ("inputResponses", "requestState", "task")
 # Parts of `_meta` that address or trace a request and decide nothing.
 UNDECISIVE_META = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
 
+# The messages that an agent sends before and between its calls of tools.
+_FREE_MESSAGES = re.compile(
+    r"initialize|ping|notifications/.*|logging/setLevel|completion/complete|(?:tools|prompts|resources|resources/templates|tasks)/list"
+    r"|prompts/get|resources/(?:un)?subscribe|tasks/(?:get|cancel|result)|server/discover"
+)
+
 _SCALAR = rb'(-?\d+|"[^"\\]*")'
 # The id where servers write it: near the beginning, or last.
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*' + _SCALAR + rb"\s*,")
@@ -102,6 +108,13 @@ class MCP(Unstreamed):
             uncached=Bypass.MESSAGE,
             body_bytes=body,
         )
+
+    def is_free(self, call: Call) -> bool:
+        method = call.body.get("method")
+        return isinstance(method, str) and _FREE_MESSAGES.fullmatch(method) is not None
+
+    def has_text(self, call: Call) -> bool:
+        return True
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         return Outgoing(path, dump_json(call.body) if call.body_bytes is None else call.body_bytes)

@@ -70,13 +70,6 @@ _KNOWN = tuple(
     )
 )
 
-# MCP: what an agent does before and between its calls of tools.
-_FREE_MESSAGES = re.compile(
-    r"initialize|ping|notifications/.*|logging/setLevel|completion/complete|(?:tools|prompts|resources|resources/templates|tasks)/list"
-    r"|prompts/get|resources/(?:un)?subscribe|tasks/(?:get|cancel|result)|server/discover"
-)
-_REPORTING = frozenset({"openai", "openai-responses", "anthropic"})
-
 
 def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -> Operation:
     """Return the operation of a request. `upgrades`: it opens a WebSocket."""
@@ -90,10 +83,9 @@ def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -
 
 
 def _operation_of_call(call: Call) -> Operation:
-    name = call.dialect.name
-    if name in _REPORTING:
+    dialect = call.dialect
+    if dialect.reports_usage:
         return CALL
-    if name == "mcp":
-        method = call.body.get("method")
-        return FREE if isinstance(method, str) and _FREE_MESSAGES.fullmatch(method) else TEXT
-    return TEXT if call.prompt else OTHER
+    if dialect.is_free(call):
+        return FREE
+    return TEXT if dialect.has_text(call) else OTHER

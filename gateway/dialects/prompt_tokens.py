@@ -9,6 +9,9 @@ from gateway.dialects.anthropic.answers import count_tokens
 from gateway.dialects.json_body import load_json
 from gateway.dialects.openai.answers import cached_tokens, usage_of
 
+# OpenAI's rule of thumb for English text. It counts bytes, so that other scripts are not underestimated much.
+BYTES_A_TOKEN = 4
+
 USAGE = b'"usage"'
 
 MAX_READ = 256 * 1024  # bytes of a body that is parsed for its usage; more would take milliseconds

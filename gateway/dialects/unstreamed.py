@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import orjson
 
+from gateway.dialects.base import BaseDialect
 from gateway.dialects.json_body import dump_json, is_json
 from gateway.dialects.reported_errors import read_error
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import KEEP_ALIVE, Admission, Call, ClientForm, Event, Inspection, TextAnswer
+from gateway.messages import Admission, Call, Event, Inspection, TextAnswer
 
 
-class Unstreamed:
+class Unstreamed(BaseDialect):
     """`Unstreamed` is the part of a `Dialect` without streams, and without text that could take another form."""
 
-    name = ""
-    id_header: str | None = None
-    accepted_by: frozenset[str] | None = frozenset()
-    relays = False
-    reforms = False
-    keep_alive: Event = KEEP_ALIVE
     path: re.Pattern[str]  # matches the whole path of the dialect's requests
 
     def claims(self, method: str, path: str) -> bool:
@@ -32,12 +27,6 @@ class Unstreamed:
         found = self.path.fullmatch(path)
         assert found is not None
         return found
-
-    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
-        return data
-
-    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
-        return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Accept any response with status 200 that is not empty."""
@@ -54,9 +43,6 @@ class Unstreamed:
 
     def event(self, call: Call, data: bytes) -> Event:
         return Event(data)
-
-    def shown(self, call: Call, event: Event) -> bool:
-        return True
 
     def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         return events

@@ -24,7 +24,6 @@ OPERATIONS = {
     "completions": "text_completion",
     "generate": "text_completion",
 }
-PROVIDERS = {"openai": "openai", "anthropic": "anthropic"}  # well-known values; others use the name of the `adapter`
 SKIPPED_STEP = "upstream"  # the spans of its calls show this step
 
 
@@ -150,7 +149,7 @@ def spans_of(finished: FinishedRequest) -> Iterator[Span]:
 def call_attributes(call: UpstreamCall) -> dict[str, Attribute]:
     model_call = call.call
     found_attributes: dict[str, Any] = {
-        "gen_ai.provider.name": PROVIDERS.get(call.provider, call.provider),
+        "gen_ai.provider.name": call.provider,
         "gen_ai.operation.name": OPERATIONS.get(model_call.operation, model_call.operation)
         if model_call is not None
         else None,

@@ -15,7 +15,7 @@ import numpy as np
 
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
-from gateway.dialects.anthropic.dialect import speaks_anthropic
+from gateway.dialects.known import client_of
 from gateway.dialects.self_contained import is_self_contained
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.messages import Call, ScoredPrompt, Scorer, Vector
@@ -214,7 +214,7 @@ class BackendChoice:
 
 def _passthrough_signals(request: RequestContext) -> Signals:
     self_contained = is_self_contained(request.method, request.path)
-    return Signals(None, speaks_anthropic(request.headers), self_contained=self_contained)
+    return Signals(None, client_of(request.headers), self_contained=self_contained)
 
 
 def _has_no_choice(target: Target) -> bool:

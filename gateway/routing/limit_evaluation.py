@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.limits import (
     MICROS,
     SLACK_US,
@@ -32,9 +33,6 @@ from gateway.limits import (
 from gateway.messages import Call
 
 # The usage of a call is reserved before the call and settled after it.
-
-# OpenAI's rule of thumb for English text. It counts bytes, so that other scripts are not underestimated much.
-BYTES_A_TOKEN = 4
 
 FIRST_GUESS = 256  # output tokens, before any answer was seen
 

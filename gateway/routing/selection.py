@@ -16,6 +16,7 @@ from typing import Protocol
 from gateway.config.policy.model import Late, Target
 from gateway.config.policy.parameters import untuned
 from gateway.config.policy.targets import TierPart
+from gateway.dialects.known import answers_client, endpoint_of
 from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Choice, TierDecision
 
@@ -267,7 +268,7 @@ class Signals:
     """
 
     operation: str | None
-    speaks_anthropic: bool = False  # the client speaks Anthropic's protocol
+    client: str | None = None  # the dialect of the client, if a header tells it (`client_of`)
     complexity: float = 0.0  # in [0, 1]
     tier_decision: TierDecision | None = None  # the decision of the rule between light and large
     remaining: RemainingBudget = UNBOUNDED  # of the latency budget
@@ -286,10 +287,10 @@ def select(target: Target, traits: Mapping[str, BackendTraits], signals: Signals
     """
     best = target.tiers[-1].backend
     if signals.operation is None:
-        passing = _passing(target, traits, anthropic=signals.speaks_anthropic) or (best,)
+        passing = _passing(target, traits, client=signals.client) or (best,)
         return Decision(passing if signals.self_contained else passing[:1], None, Choice.ONLY)
     if signals.operation == EMBEDDINGS:
-        embedding = (n for n in (best, *reversed(target.backends)) if traits[n].speaks != "anthropic")
+        embedding = (n for n in (best, *reversed(target.backends)) if _may_embed(traits[n].speaks))
         return only(next(embedding, best))
     if signals.light_only and len(target.tiers) > 1:
         return with_fallbacks(_lightest(target, signals, late), target, beyond=False)
@@ -305,14 +306,19 @@ def select_unscored(target: Target, traits: Mapping[str, BackendTraits], signals
     return Decision(tuple(dict.fromkeys(tiers)), tier, Choice.STEP_FAILED)
 
 
-def _passing(target: Target, traits: Mapping[str, BackendTraits], *, anthropic: bool) -> tuple[str, ...]:
+def _may_embed(speaks: str) -> bool:
+    endpoint = endpoint_of(speaks)
+    return endpoint is None or endpoint.embeds
+
+
+def _passing(target: Target, traits: Mapping[str, BackendTraits], *, client: str | None) -> tuple[str, ...]:
     """Return the backends for a passthrough request: of the client's own protocol, or one of another if there is none.
 
     The best tier comes first, then the other tiers, then `fallback`.
     """
     tiers = [name for name in reversed(target.backends) if traits[name].http]
     names = dict.fromkeys([*tiers, *(name for name in target.fallback if traits[name].http)])
-    own = [name for name in names if (traits[name].speaks == "anthropic") == anthropic]
+    own = [name for name in names if answers_client(traits[name].speaks, client)]
     first = next((name for name in own if name in tiers), None)
     return tuple(tiers[:1] if first is None else own)
 

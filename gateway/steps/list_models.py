@@ -11,9 +11,7 @@ from urllib.parse import unquote
 import orjson
 
 from gateway.context import RequestContext
-from gateway.dialects.anthropic.dialect import speaks_anthropic
-from gateway.dialects.known import MODELS
-from gateway.dialects.translation.models import anthropic_model, anthropic_page
+from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, answers_client, client_of, endpoint_of
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.streams import close_body
@@ -22,8 +20,6 @@ from gateway.upstream.backend import UpstreamPool
 LOG = logging.getLogger("nearhit.models")
 
 MAX_WAIT_S = 4.5  # for a backend's list: a person may wait for it, and clients give up after a few seconds
-
-LISTED = ("openai", "anthropic", "text")  # dialects with models by name
 
 
 class ModelList:
@@ -41,24 +37,26 @@ class ModelList:
         """Return None if the request does not ask for models, or passes through unchanged."""
         if request.method != "GET" or not (request.path == MODELS or request.path.startswith(MODELS + "/")):
             return None
-        backends = [backend for backend in self._backends if backend.speaks in LISTED]
+        backends = [backend for backend in self._backends if _lists_models(backend.speaks)]
         if not backends:
             return None  # a path of another protocol
-        anthropic = speaks_anthropic(request.headers)
-        if len(backends) == 1 and backends[0].http and (backends[0].speaks == "anthropic") == anthropic:
+        client = client_of(request.headers)
+        if len(backends) == 1 and backends[0].http and answers_client(backends[0].speaks, client):
             return None
         request.require_capacity()
-        return self._answer(request, backends, anthropic=anthropic)
+        return self._answer(request, backends, client)
 
-    async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], *, anthropic: bool) -> Response:
+    async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], client: str | None) -> Response:
         models, missing = await self._merge_models(request, backends)
+        objects = DIALECTS[client or DEFAULT].endpoint.models
+        assert objects is not None  # both have lists of models
         name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models may contain slashes
         if not name:
             listed = list(models.values())
-            return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})
+            return _json(objects.page(listed))
         if name not in models:
-            return await self._ask_each(request, backends, missing, name, anthropic=anthropic)
-        return _json(anthropic_model(models[name]) if anthropic else models[name])
+            return await self._ask_each(request, backends, missing, name, client)
+        return _json(objects.write(models[name]))
 
     async def _ask_each(
         self,
@@ -66,8 +64,7 @@ class ModelList:
         backends: Sequence[UpstreamPool],
         missing: Mapping[str, BackendError],
         name: str,
-        *,
-        anthropic: bool,
+        client: str | None,
     ) -> Response:
         """Return the first backend's answer that has a model which no list has, such as an alias.
 
@@ -75,7 +72,7 @@ class ModelList:
         """
         request.reads_answer = True
         for backend in backends:
-            if backend.name not in missing and backend.http and (backend.speaks == "anthropic") == anthropic:
+            if backend.name not in missing and backend.http and answers_client(backend.speaks, client):
                 try:
                     async with asyncio.timeout(MAX_WAIT_S):
                         response = await backend.call(request)
@@ -106,6 +103,11 @@ class ModelList:
         if len(failures) == len(answers):
             raise next(iter(failures.values()))
         return models, failures
+
+
+def _lists_models(speaks: str) -> bool:
+    endpoint = endpoint_of(speaks)
+    return endpoint is None or endpoint.models is not None
 
 
 async def _list(request: RequestContext, backend: UpstreamPool) -> list[dict[str, Any]] | BackendError:

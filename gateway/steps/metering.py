@@ -12,13 +12,13 @@ from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
 from gateway.dialects.operations import CALL, Operation, operation_of
+from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import Forbidden, GatewayError
 from gateway.limits import MICROS
 from gateway.messages import Bypass, Call, Price, Unit, Usage
 from gateway.ports import Clock
 from gateway.routing.limit_evaluation import (
-    BYTES_A_TOKEN,
     MAX_KINDS,
     CostEstimate,
     Reservation,

@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext, resolve_response
-from gateway.dialects.anthropic.dialect import speaks_anthropic
+from gateway.dialects.known import answers_client, client_of
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, GatewayError
 from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response, media_type
@@ -99,12 +99,12 @@ class ResourceStep:
         Return the first answer that finds it, else `missing`.
         """
         tried = (missing.provenance.backend, request.called_upstream)
-        anthropic = speaks_anthropic(request.headers)
+        client = client_of(request.headers)
         places = [
             Affinity(pool.name, None if pool.single is not None else endpoint.upstream.address)
             for pool in self._others
             for endpoint in pool.endpoints
-            if (pool.speaks == "anthropic") == anthropic
+            if answers_client(pool.speaks, client)
         ]
         untried = [place for place in places if place.backend != tried[0] or place.upstream not in (None, tried[1])]
         for place in untried[:MAX_OTHERS]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.context import InspectedAnswer, RequestContext
+from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage, UsageReader
 from gateway.errors import UpstreamStreamError
 from gateway.limits import MICROS, Demand, TakeResult
 from gateway.messages import Admission, ByteStream, Event, EventStream, FullBody, Inspection, Response, Tunnel
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.routing.limit_evaluation import BYTES_A_TOKEN, CostEstimate, LimitRequest, is_amount, is_near, returns_of
+from gateway.routing.limit_evaluation import CostEstimate, LimitRequest, is_amount, is_near, returns_of
 from gateway.routing.rate_limiter import Grant, RateLimiter, take_limits
 from gateway.steps.metering import MeteredCall, RouteMeter, Spent
 from gateway.steps.socket_meter import MeteredSocket

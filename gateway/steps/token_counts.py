@@ -1,4 +1,4 @@
-"""Counts the tokens of Anthropic's messages where the backend cannot.
+"""Counts the tokens of a conversation where the backend cannot.
 
 Clients such as Claude Code ask `POST /v1/messages/count_tokens` how much room a conversation takes. Backends of other
 protocols rarely have that path. The gateway then answers with an estimate.
@@ -7,23 +7,17 @@ protocols rarely have that path. The gateway then answers with an estimate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
+from gateway.dialects.known import DIALECTS
 from gateway.errors import GatewayError
-from gateway.messages import FullBody, Response
-from gateway.routing.limit_evaluation import BYTES_A_TOKEN
+from gateway.messages import Dialect, FullBody, Response
 from gateway.streams import close_body
 
-COUNT_TOKENS = "/v1/messages/count_tokens"
 NO_SUCH_PATH = frozenset({404, 405, 501})
-COUNTED = ("system", "messages", "tools")
-# Of a picture that Anthropic scales to its largest size; a page of a document takes about as many.
-# https://platform.claude.com/docs/en/build-with-claude/vision
-ATTACHMENT_TOKENS = 1600
 JSON_TYPE = (("Content-Type", "application/json"),)
 
 
@@ -39,10 +33,11 @@ class TokenCounts:
 
     async def complete(self, request: RequestContext, response: Response) -> Response:
         """Return the estimate in place of the response of a backend that has no such path, else the response."""
-        foreign = self._speaks.get(response.provenance.backend or "", "anthropic") != "anthropic"
-        if response.status not in NO_SUCH_PATH or not foreign:
+        dialect = _counting(request)
+        speaks = self._speaks.get(response.provenance.backend or "", dialect.name)
+        if response.status not in NO_SUCH_PATH or speaks == dialect.name:
             return response
-        tokens = _estimate_body(request)
+        tokens = _estimate_body(request, dialect)
         if tokens is None:
             return response
         await close_body(response.body)
@@ -50,34 +45,18 @@ class TokenCounts:
 
 
 def counts_tokens(request: RequestContext) -> bool:
-    """Return whether the request asks for the tokens of a message."""
-    return request.path == COUNT_TOKENS and request.method == "POST"
+    """Return whether the request asks for the tokens of a conversation."""
+    return request.path in DIALECTS.token_count_paths and request.method == "POST"
 
 
-def _estimate_body(request: RequestContext) -> int | None:
-    """Return the estimate; None: the body is no message request."""
+def _counting(request: RequestContext) -> Dialect:
+    return DIALECTS[DIALECTS.token_count_paths[request.path]]
+
+
+def _estimate_body(request: RequestContext, dialect: Dialect) -> int | None:
+    """Return the estimate; None: the body is no request of the dialect."""
     try:
         body = orjson.loads((request.body_source.read_nowait() or b"").removeprefix(BOM))
     except (orjson.JSONDecodeError, GatewayError):
         return None
-    return estimate_tokens(body) if isinstance(body, dict) and isinstance(body.get("messages"), list) else None
-
-
-def estimate_tokens(body: Mapping[str, Any]) -> int:
-    """Estimate the input tokens of a message request, at least 1: of its texts, tools and attachments."""
-    size, attachments = 0, 0
-    left: list[Any] = [body.get(key) for key in COUNTED]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            size += len(value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, dict):
-            if value.get("type") == "base64" and "data" in value:
-                attachments += 1
-                continue
-            left += value.values()
-            if "input_schema" in value or "properties" in value:  # the names in a schema are read, too
-                size += sum(map(len, value))
-    return max(1, size // BYTES_A_TOKEN + attachments * ATTACHMENT_TOKENS)
+    return dialect.estimate_tokens(body) if isinstance(body, dict) else None

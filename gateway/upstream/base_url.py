@@ -53,18 +53,18 @@ LOG = logging.getLogger("nearhit")
 class BaseUrl:
     """`BaseUrl` maps request paths to an upstream's URL.
 
-    `backend` is the backend's name; `speaks` is the dialect of the endpoint.
+    `backend` is the backend's name. The URL of an endpoint that `is_versioned` contains the version of its API.
     """
 
-    def __init__(self, backend: str, url: str, speaks: str) -> None:
+    def __init__(self, backend: str, url: str, *, is_versioned: bool) -> None:
         base = URL(url.rstrip("/"))
         self.origin = str(base.origin())
         path = base.raw_path.rstrip("/")
         self._root = path.removesuffix("/v1")  # replaces /
-        # Replaces /v1. The configured URL of an OpenAI endpoint contains its version, which may be another path there.
-        self._base = path if speaks == "openai" else f"{self._root}/v1"
+        # Replaces /v1. The version in the configured URL may be another path there.
+        self._base = path if is_versioned else f"{self._root}/v1"
         self._backend = backend
-        self._is_suspect = speaks == "openai" and not ends_in_version(path)  # and no warning was logged yet
+        self._is_suspect = is_versioned and not ends_in_version(path)  # and no warning was logged yet
 
     def target(self, path: str, query: str) -> str:
         """Return the target: `/v1/...` goes below the configured URL, everything else below its root.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gateway.credentials import CredentialRules
-from gateway.dialects.anthropic.dialect import VERSION
+from gateway.messages import Endpoint
 from gateway.principal import ACCOUNT, HEADER
 
 # For responses that an adapter makes itself.
@@ -141,33 +141,28 @@ def without_admitted_origin(headers: list[tuple[str, str]], admitted: frozenset[
     ]
 
 
-ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only supported version besides an older one
-# Headers that have a meaning in one dialect only. Credentials are translated instead.
-ANTHROPIC_HEADERS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})
-OPENAI_HEADERS = frozenset({"openai-organization", "openai-project", "openai-beta"})
-
-
-def translated_headers(headers: list[tuple[str, str]], speaks: str) -> list[tuple[str, str]]:
-    """Translate a client's headers for a backend that `speaks` the other dialect. The key moves to its header there."""
-    dialect_specific = OPENAI_HEADERS if speaks == "anthropic" else ANTHROPIC_HEADERS
+def translated_headers(headers: list[tuple[str, str]], client: Endpoint, backend: Endpoint) -> list[tuple[str, str]]:
+    """Translate a client's headers for a backend of another dialect. The key moves to its header there."""
     header_map = {name.lower(): value for name, value in headers}
-    passed = [(name, value) for name, value in headers if name.lower() not in dialect_specific]
+    passed = [(name, value) for name, value in headers if name.lower() not in client.own_headers]
     scheme, _, token = header_map.get("authorization", "").partition(" ")
-    if speaks == "anthropic" and scheme.lower() == "bearer" and "x-api-key" not in header_map:
-        return [*_without(passed, "authorization"), ("x-api-key", token.strip())]
-    if speaks != "anthropic" and "x-api-key" in header_map:
-        key = [] if "authorization" in header_map else [("Authorization", f"Bearer {header_map['x-api-key']}")]
-        return [*_without(passed, "x-api-key"), *key]
+    if backend.key_header is not None:
+        if scheme.lower() == "bearer" and backend.key_header not in header_map:
+            return [*_without(passed, "authorization"), (backend.key_header, token.strip())]
+    elif client.key_header in header_map:
+        key = [] if "authorization" in header_map else [("Authorization", f"Bearer {header_map[client.key_header]}")]
+        return [*_without(passed, client.key_header), *key]
     return passed
 
 
-def own_headers(headers: list[tuple[str, str]], speaks: str, api_key: str | None) -> list[tuple[str, str]]:
+def own_headers(headers: list[tuple[str, str]], endpoint: Endpoint, api_key: str | None) -> list[tuple[str, str]]:
     """Return the headers that the gateway adds: its own key for the backend, and required headers."""
-    if speaks != "anthropic":
-        return [] if api_key is None else [("Authorization", f"Bearer {api_key}")]
-    key = [] if api_key is None else [("x-api-key", api_key)]
-    has_version = any(name.lower() == VERSION for name, _ in headers)
-    return key if has_version else [*key, ANTHROPIC_VERSION]
+    name = endpoint.key_header
+    key = [] if api_key is None else [("Authorization", f"Bearer {api_key}") if name is None else (name, api_key)]
+    if not endpoint.required_headers:
+        return key
+    given = {name.lower() for name, _ in headers}
+    return [*key, *(header for header in endpoint.required_headers if header[0] not in given)]
 
 
 def _without(headers: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:

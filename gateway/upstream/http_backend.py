@@ -17,19 +17,14 @@ from gateway.config.backends import Timeouts
 from gateway.config.schema import MAX_EVENT
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
-from gateway.dialects.anthropic.answers import MESSAGES
-from gateway.dialects.anthropic.dialect import speaks_anthropic
-from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking
-from gateway.dialects.known import DIALECTS, MODELS, accepts
+from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, accepts, answers_client, client_of
 from gateway.dialects.model_names import ModelNames
-from gateway.dialects.open_inference.paths import model_of_path, with_model_name
-from gateway.dialects.openai.answers import has_several_choices
+from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.translation import TRANSLATIONS
-from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
 from gateway.job_store import Transmission
-from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
-from gateway.ports import Clock, TranslatedCall
+from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, TranslatedCall, Tunnel
+from gateway.ports import Clock
 from gateway.streams import StreamObserver, close_body, with_observer
 from gateway.upstream.additions import (
     LIMIT,
@@ -63,7 +58,7 @@ from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket, protocols_of
 
 
-# For dialects whose stored form differs from the wire form, or whose paths name models.
+# For dialects whose stored form differs from the wire form.
 def to_stored_form(backend: str, call: Call, answer: Response) -> Response:
     """Return the response in its stored form. Raise `BackendError` if it cannot be parsed."""
     if answer.status != 200 or not isinstance(answer.body, FullBody):
@@ -73,12 +68,6 @@ def to_stored_form(backend: str, call: Call, answer: Response) -> Response:
     except (MalformedResponse, BadRequest) as error:
         raise BackendError(f"backend '{backend}': {error}", retryable=False) from None
     return answer if stored is answer.body.data else replace(answer, body=FullBody(stored))
-
-
-def rename_model_in_path(path: str, models: ModelNames) -> str:
-    """Replace the model name in a path by the name that the upstream knows."""
-    model = model_of_path(path)
-    return path if model is None else with_model_name(path, models.upstream_name(model))
 
 
 # Responses in the backend's dialect are translated into the client's.
@@ -127,8 +116,6 @@ NOT_FOUND = 404
 MAX_HANDSHAKE_S = 60.0  # of a WebSocket, behind which no model thinks yet
 CLUES = REFUSALS | {NOT_FOUND}  # refusals that may be about what the gateway itself sent
 
-ALL_MODELS = {"anthropic": "limit=1000"}  # Anthropic pages its list, at most this many a page
-
 IDENTITY = (("Accept-Encoding", "identity"),)
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
@@ -176,8 +163,9 @@ class HttpBackend(LimitedBackend):
         self._silence_s = silence_s
         self._max_event = max_event
         self.speaks = speaks
-        self._own_dialect = DIALECTS.get(speaks)
-        self._base = BaseUrl(name, url, speaks)
+        self._own_dialect = DIALECTS[speaks]
+        self._endpoint = self._own_dialect.endpoint
+        self._base = BaseUrl(name, url, is_versioned=self._endpoint.is_versioned)
         self.target = self._base.target
         self._client = client
         self._session = session
@@ -194,7 +182,7 @@ class HttpBackend(LimitedBackend):
         self._admitted_origins = admitted_origins
         self._refused_additions = RefusedAdditions(frozenset() if stream_usage else frozenset({USAGE}))
         self._reasoning_content = reasoning_content
-        self._fits_thinking = speaks == "anthropic" and not unsigned_thinking
+        self._unsigned_thinking = unsigned_thinking
         super().__init__(
             ConcurrencyLimiter(
                 name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
@@ -305,7 +293,7 @@ class HttpBackend(LimitedBackend):
                 self._headers_of(answer, parse=parse),
                 self._dialect_of(call),
                 streams=streams,
-                several=streams and call is not None and has_several_choices(call.body),
+                open_parts=call.dialect.open_parts(call) if streams and call is not None else None,
             )
         except BaseException:
             exchange.close()
@@ -401,7 +389,8 @@ class HttpBackend(LimitedBackend):
         try:
             # The client's Accept-Encoding is about its own list, which this one becomes a part of.
             headers = _override_headers(self._headers(request, foreign=self._is_foreign(request)), IDENTITY)
-            listing = self._models_request(headers, ALL_MODELS.get(self.speaks, ""))
+            objects = self._endpoint.models
+            listing = self._models_request(headers, "" if objects is None else objects.query)
             answer = await self._client.send(listing, self._deadline_in(self._timeouts.first_byte))
             try:
                 data, coding = await self._read_all(answer), coding_of(answer.header_map)
@@ -409,7 +398,7 @@ class HttpBackend(LimitedBackend):
             finally:
                 answer.close()
             if answer.status == 200:
-                return [openai_model(model) for model in listed["data"] if isinstance(model, dict)]
+                return [neutral_model(model) for model in listed["data"] if isinstance(model, dict)]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             pass
         except (ExchangeFailed, ValueError) as error:
@@ -483,11 +472,11 @@ class HttpBackend(LimitedBackend):
         """Return a request that no dialect parses. A body that is still arriving is streamed."""
         source, method, repeatable = request.body_source, request.method, is_repeatable(request)
         body = source.buffered_body
-        if body is not None and self.speaks != "kserve":
+        if body is not None and not self._endpoint.paths_name_models:
             target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
             extra_headers = request.upstream_trace_headers()
             return UpstreamRequest(method, target, headers, body, None, repeatable, extra_headers, opening)
-        path = rename_model_in_path(request.path, self._models) if self.speaks == "kserve" else request.path
+        path = self._own_dialect.renamed_path(request.path, self._models.upstream_name)
         target, headers = self._target(path, request.query), self._headers(request)
         if body is not None:
             return UpstreamRequest(method, target, headers, body, repeatable=repeatable)
@@ -500,10 +489,8 @@ class HttpBackend(LimitedBackend):
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
         model, kept = self._models.upstream_name(call.model), bool(request.fingerprint) or request.metered
-        if self._fits_thinking and call.operation == MESSAGES:
-            interleaved = INTERLEAVED in request.headers.get("anthropic-beta", "")
-            fitted = fit_thinking(call.body, interleaved=interleaved)
-            call = call if fitted is call.body else replace(call, body=fitted)
+        if not self._unsigned_thinking:
+            call = self._own_dialect.fitted(call, request.headers)
         sent = call.dialect.outgoing(request.path, call, model=model, kept=kept)
         return self._accepted(call, sent) if self._refused_additions.known else sent
 
@@ -516,7 +503,7 @@ class HttpBackend(LimitedBackend):
 
     def _is_foreign(self, request: RequestContext) -> bool:
         """Return whether an unparsed request comes from a client of another dialect."""
-        return speaks_anthropic(request.headers) != (self.speaks == "anthropic")
+        return not answers_client(self.speaks, client_of(request.headers))
 
     def _headers(self, request: RequestContext, *, foreign: bool = False) -> list[tuple[str, str]]:
         """Return the headers to send. `foreign`: translate them from the client's dialect."""
@@ -527,14 +514,16 @@ class HttpBackend(LimitedBackend):
         if self._admitted_origins:
             headers = without_admitted_origin(headers, self._admitted_origins)
         if foreign:
-            headers = translated_headers(headers, self.speaks)
+            call = request.call
+            client = DIALECTS[client_of(request.headers) or DEFAULT] if call is None else call.dialect
+            headers = translated_headers(headers, client.endpoint, self._endpoint)
         if request.reads_answer and not is_parsed:  # the body goes as it came, the answer has to be readable
             headers = [header for header in headers if header[0].lower() != "accept-encoding"]
             headers.append(("Accept-Encoding", "identity"))
         return headers + self._gateway_headers(headers, is_parsed=is_parsed)
 
     def _gateway_headers(self, headers: list[tuple[str, str]], *, is_parsed: bool) -> list[tuple[str, str]]:
-        added = own_headers(headers, self.speaks, self._api_key)
+        added = own_headers(headers, self._endpoint, self._api_key)
         return [*added, *IDENTITY] if is_parsed else added
 
 

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from gateway.config.backends import Timeouts
-from gateway.dialects.openai.answers import OpenChoices
 from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response, media_type
+from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, OpenParts, Response, media_type
 from gateway.streams import END_OF_BODY_S, Comments, ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of, decode_whole
@@ -62,19 +61,19 @@ class ResponseReader:
         self._timer: asyncio.TimerHandle | None = None
         self.complete = False  # the end marker of the answer was read: only the end of the body is missing
         self.is_finished: Callable[[], bool] = lambda: False  # see `EventSource`
-        self._open_choices: OpenChoices | None = None  # of a stream that may have several
+        self._open_parts: OpenParts | None = None
         self._comments: list[Comment] = []
         self._after_comments: Sequence[Event] = ()
 
     async def answer(
-        self, headers: Headers, dialect: Dialect | None, *, streams: bool = False, several: bool = False
+        self, headers: Headers, dialect: Dialect | None, *, streams: bool = False, open_parts: OpenParts | None = None
     ) -> Response:
         """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
-        to a call that was not parsed. `streams`: the call asks for a stream. `several`: it asks for several choices.
+        to a call that was not parsed. `streams`: the call asks for a stream, whose `open_parts` are as in `Dialect`.
 
         Raise `BackendError`, also if the body breaks or cannot be read: nothing of it has reached the client.
         """
-        self._open_choices = OpenChoices() if several else None
+        self._open_parts = open_parts
         try:
             return await self._respond(headers, dialect, streams=streams)
         except UpstreamStreamError as error:
@@ -121,7 +120,7 @@ class ResponseReader:
         parser = SSEParser(self._max_event, self._comments)
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
-        choices = self._open_choices  # a function of `self` here would make a cycle, which only the collector frees
+        choices = self._open_parts  # a function of `self` here would make a cycle, which only the collector frees
         self.is_finished = lambda: not choices and dialect.is_finished(parser.recent)
         batch = feed(begun)
         while not (batch or parser.keeps_open or self._answer.at_eof):
@@ -145,9 +144,9 @@ class ResponseReader:
         """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
         events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
         events = parser.feed(chunk if decode is None else decode(chunk))
-        if self._open_choices is not None:
+        if self._open_parts is not None:
             for event in events:
-                self._open_choices.feed(event.data)
+                self._open_parts.feed(event.data)
         if not self.complete:
             for event in events:
                 if dialect.is_end(event):
@@ -182,10 +181,10 @@ class ResponseReader:
         if self.complete:
             return whole
         missing = dialect.missing_end(last)
-        if self._open_choices is not None:
+        if self._open_parts is not None:
             for event in rest:
-                self._open_choices.feed(event.data)
-        if not dialect.is_over(last) or (missing and self._open_choices):
+                self._open_parts.feed(event.data)
+        if not dialect.is_over(last) or (missing and self._open_parts):
             raise UpstreamStreamError(f"backend '{self._name}' ended the stream before its end marker")
         return [*whole, *missing]
 

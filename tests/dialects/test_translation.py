@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from gateway.dialects.anthropic import answers as anthropic_answers
 from gateway.dialects.anthropic.dialect import Anthropic
+from gateway.dialects.anthropic.models import anthropic_model
+from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.openai import answers as openai_answers
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.chat_to_messages import messages_request
 from gateway.dialects.translation.messages_to_chat import chat_request
-from gateway.dialects.translation.models import anthropic_model, openai_model
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Event
-from gateway.ports import TranslatedCall
+from gateway.messages import Admission, Event, TranslatedCall
 from gateway.upstream.header_filter import own_headers, translated_headers
 from tests.dialects.test_anthropic_lossless import MESSAGES as ANY_MESSAGES
 from tests.dialects.test_anthropic_lossless import cut, message, uses_at
@@ -335,29 +335,32 @@ def test_what_openai_cannot_say_is_refused(fields: dict[str, Any]) -> None:
         to_openai(**fields)
 
 
+OPENAI, CLAUDE = OpenAI.endpoint, Anthropic.endpoint
+
+
 def test_a_key_and_what_only_one_protocol_has_of_headers() -> None:
     bearer, key, beta = ("Authorization", "Bearer sk"), ("X-Api-Key", "sk"), ("anthropic-beta", "b")
     version, other = ("anthropic-version", "2023-06-01"), ("x-app", "a")
-    assert translated_headers([bearer, other, ("OpenAI-Project", "p")], "anthropic") == [other, ("x-api-key", "sk")]
-    assert translated_headers([("Authorization", "Basic x"), other], "anthropic") == [
+    assert translated_headers([bearer, other, ("OpenAI-Project", "p")], OPENAI, CLAUDE) == [other, ("x-api-key", "sk")]
+    assert translated_headers([("Authorization", "Basic x"), other], OPENAI, CLAUDE) == [
         ("Authorization", "Basic x"),
         other,
     ]
-    assert translated_headers([key, version, beta, other], "openai") == [other, bearer]
-    assert translated_headers([bearer, version], "openai") == [bearer]
-    assert own_headers([other], "anthropic", "k") == [("x-api-key", "k"), version]
-    assert own_headers([("Anthropic-Version", "2")], "anthropic", None) == []
-    assert own_headers([], "openai", "k") == [("Authorization", "Bearer k")]
+    assert translated_headers([key, version, beta, other], CLAUDE, OPENAI) == [other, bearer]
+    assert translated_headers([bearer, version], CLAUDE, OPENAI) == [bearer]
+    assert own_headers([other], CLAUDE, "k") == [("x-api-key", "k"), version]
+    assert own_headers([("Anthropic-Version", "2")], CLAUDE, None) == []
+    assert own_headers([], OPENAI, "k") == [("Authorization", "Bearer k")]
 
 
 def test_a_model_is_listed_in_either_shape() -> None:
     claude = {"type": "model", "id": "c", "display_name": "C", "created_at": "2026-01-02T00:00:00Z"}
-    assert openai_model(claude) == {**claude, "object": "model", "created": 1767312000, "owned_by": "anthropic"}
-    assert openai_model({"id": "m", "object": "model"}) == {"id": "m", "object": "model"}
-    assert anthropic_model(openai_model(claude)) == openai_model(claude)
+    assert neutral_model(claude) == {**claude, "object": "model", "created": 1767312000, "owned_by": "anthropic"}
+    assert neutral_model({"id": "m", "object": "model"}) == {"id": "m", "object": "model"}
+    assert anthropic_model(neutral_model(claude)) == neutral_model(claude)
     listed = anthropic_model({"id": "m", "object": "model", "created": 1767312000})
     assert (listed["type"], listed["display_name"], listed["created_at"]) == ("model", "m", "2026-01-02T00:00:00Z")
-    assert openai_model({**claude, "created_at": "soon"})["created"] == 0
+    assert neutral_model({**claude, "created_at": "soon"})["created"] == 0
 
 
 def test_blocks_of_one_index_are_as_many_tool_calls() -> None:

@@ -14,8 +14,7 @@ from gateway.dialects.anthropic import answers as anthropic_answers
 from gateway.dialects.anthropic.thinking import fit_thinking
 from gateway.dialects.translation.stops import ChatStops, StopText
 from gateway.errors import BadRequest
-from gateway.messages import Event
-from gateway.ports import TranslatedCall
+from gateway.messages import Event, TranslatedCall
 from tests.dialects.test_anthropic_lossless import message
 from tests.dialects.test_openai_answers import encoded
 from tests.dialects.test_translation import completion, through, to_claude, to_openai

@@ -21,7 +21,7 @@ from gateway.cli.admin_client import url_of
 from gateway.cli.doctor import MAX_FAULTS_SHOWN, Finding, fault, ok, warning
 from gateway.config import Config, OnnxBackendConfig
 from gateway.config.units import Address
-from gateway.dialects.known import VERSIONED
+from gateway.dialects.known import VERSIONED, endpoint_of
 from gateway.observability.telemetry import Telemetry
 from gateway.upstream.aiohttp_session import open_session
 from gateway.upstream.base_url import ends_in_version
@@ -291,8 +291,13 @@ async def _inspect_upstream(endpoint: Upstream) -> UpstreamFacts:
         ready = False
     if not ready:
         return UpstreamFacts(address, await connection_failure(address))
-    suggested_url = await suggested_base_url(address, TIMEOUT_S) if endpoint.upstream.provider == "openai" else None
+    suggested_url = await suggested_base_url(address, TIMEOUT_S) if _is_versioned(endpoint.upstream.provider) else None
     return UpstreamFacts(address, None, suggested_url)
+
+
+def _is_versioned(provider: str) -> bool:
+    endpoint = endpoint_of(provider)
+    return endpoint is not None and endpoint.is_versioned
 
 
 async def suggested_base_url(url: str, limit_s: float) -> str | None:

@@ -7,12 +7,16 @@ and delta types are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import orjson
 
 from gateway.dialects.anthropic import answers, errors
+from gateway.dialects.anthropic.models import anthropic_model, anthropic_page
+from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking
+from gateway.dialects.anthropic.token_counts import COUNT_TOKENS, estimate_tokens
 from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.equal_forms import messages_form
 from gateway.dialects.json_body import (
@@ -28,10 +32,10 @@ from gateway.dialects.json_body import (
 from gateway.dialects.reported_errors import read_error
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
+from gateway.messages import Bypass, Call, Decisive, Endpoint, Event, Inspection, ModelObjects, TextAnswer
 
 MESSAGES = "/v1/messages"
-VERSION = "anthropic-version"
+VERSION, BETA = "anthropic-version", "anthropic-beta"
 
 # Fields that do not decide the response: its framing, and the user (part of the scope).
 NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
@@ -40,16 +44,20 @@ MESSAGE_STOP = Event(b'{"type":"message_stop"}', "message_stop")
 TEXT_KEYS = frozenset({"type", "text"})  # keys of a block that is only text
 
 
-def speaks_anthropic(headers: Mapping[str, str]) -> bool:
-    """Return whether a client of this protocol sent the request, on any path: each request must have this header."""
-    return VERSION in headers
-
-
 class Anthropic(Conversational):
     """`Anthropic` is the dialect of `POST /v1/messages`."""
 
     name = "anthropic"
     id_header = "request-id"
+    client_header = VERSION
+    endpoint = Endpoint(
+        key_header="x-api-key",
+        own_headers=frozenset({VERSION, BETA, "anthropic-dangerous-direct-browser-access"}),
+        required_headers=((VERSION, "2023-06-01"),),  # the only supported version besides an older one
+        embeds=False,
+        models=ModelObjects(anthropic_model, anthropic_page, query="limit=1000"),  # a page has at most this many
+    )
+    token_count_path = COUNT_TOKENS
     keep_alive = Event(b'{"type":"ping"}', "ping")
 
     def claims(self, method: str, path: str) -> bool:
@@ -69,6 +77,16 @@ class Anthropic(Conversational):
             max_tokens=limit_of(given.get("max_tokens")),
             user=(given.get("metadata") or {}).get("user_id"),
         )
+
+    def fitted(self, call: Call, headers: Mapping[str, str]) -> Call:
+        """Return the call without thinking that Anthropic would refuse."""
+        if call.operation != answers.MESSAGES:
+            return call
+        body = fit_thinking(call.body, interleaved=INTERLEAVED in headers.get(BETA, ""))
+        return call if body is call.body else replace(call, body=body)
+
+    def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
+        return estimate_tokens(body) if isinstance(body.get("messages"), list) else None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         return answers.inspect(payload, streamed)

@@ -34,7 +34,19 @@ from gateway.dialects.openai import answers
 from gateway.dialects.openai.answers import reading
 from gateway.dialects.openai.vector_format import in_order, with_vector_format
 from gateway.dialects.reported_errors import read_error
-from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
+from gateway.messages import (
+    Admission,
+    Bypass,
+    Call,
+    Decisive,
+    Endpoint,
+    Event,
+    Inspection,
+    ModelObjects,
+    OpenParts,
+    Outgoing,
+    TextAnswer,
+)
 
 # Each input of an embeddings call is treated as a call. Pure.
 Parse = Callable[[dict[str, Any]], Call]
@@ -120,6 +132,11 @@ class OpenAI(Conversational):
     """`OpenAI` is the dialect of chat completions, completions and embeddings."""
 
     name = "openai"
+    endpoint = Endpoint(
+        own_headers=frozenset({"openai-organization", "openai-project", "openai-beta"}),
+        is_versioned=True,
+        models=ModelObjects(dict, lambda models: {"object": "list", "data": models}),
+    )
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path in OPERATIONS
@@ -147,6 +164,9 @@ class OpenAI(Conversational):
         found = answers.inspect(call.operation, payload, streamed)
         searched = found.admission is Admission.STORED and call.body.get("web_search_options") is not None
         return replace(found, admission=Admission.TOOLS) if searched else found
+
+    def open_parts(self, call: Call) -> OpenParts | None:
+        return answers.OpenChoices() if answers.has_several_choices(call.body) else None
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         return answers.assemble(call.operation, payload)

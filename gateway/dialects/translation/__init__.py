@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from gateway.dialects.translation.chat_as_message import ChatAnswer
 from gateway.dialects.translation.message_as_chat import MessageAnswer
-from gateway.ports import Translation
+from gateway.messages import Translation
 
 # (the client's dialect, the backend's)
 TRANSLATIONS: Mapping[tuple[str, str], Translation] = {

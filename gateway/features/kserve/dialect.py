@@ -6,7 +6,7 @@ See https://github.com/kserve/open-inference-protocol, and Triton's extension_bi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from gateway.dialects.open_inference.message import (
     unpack,
     write_inference,
 )
-from gateway.dialects.open_inference.paths import with_model_name
+from gateway.dialects.open_inference.paths import model_of_path, with_model_name
 from gateway.dialects.open_inference.tensors import Tensor, TensorInvalid, elements, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
@@ -35,6 +35,7 @@ from gateway.messages import (
     Call,
     ClientForm,
     Decisive,
+    Endpoint,
     Event,
     Inspection,
     Outgoing,
@@ -63,6 +64,7 @@ class KServe(Unstreamed):
     """
 
     name = "kserve"
+    endpoint = Endpoint(paths_name_models=True)
     reforms = True
     path = path_of("kserve")
 
@@ -133,6 +135,10 @@ class KServe(Unstreamed):
         # The client's own length header must not go with another body. A length equal to the whole body means: no tail.
         form = JSON if length is None else OCTETS
         return Outgoing(target, body, (form, (JSON_LENGTH, str(len(body) if length is None else length))))
+
+    def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:
+        model = model_of_path(path)
+        return path if model is None else with_model_name(path, rename(model))
 
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
         if call.operation == "infer":

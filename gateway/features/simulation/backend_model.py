@@ -151,7 +151,7 @@ class BackendModel:
         score: float,
     ) -> Decision:
         """Return the decision of the gateway. Without a budget it depends on the tier alone, and is cached."""
-        late, signals = route.slo.late, Signals(row.request.operation, False, score, tier_decision, remaining)
+        late, signals = route.slo.late, Signals(row.request.operation, None, score, tier_decision, remaining)
         if remaining.has_budget:
             signals = replace(signals, predictions=self._predictions(row, route, target))
             return select(target, self._traits, signals, late)

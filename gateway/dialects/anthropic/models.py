@@ -1,17 +1,10 @@
-"""Translate model objects between the two dialects' lists. Pure."""
+"""Models as objects of Anthropic's lists. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-
-
-def openai_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model as OpenAI's object; Anthropic's fields are kept next to OpenAI's."""
-    if "object" in model or model.get("type") != "model":
-        return dict(model)
-    return {"object": "model", "created": _seconds(model.get("created_at")), "owned_by": "anthropic", **model}
 
 
 def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,10 +22,3 @@ def anthropic_page(models: list[dict[str, Any]]) -> dict[str, Any]:
     ids = [model.get("id") for model in models]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
     return {"data": [anthropic_model(model) for model in models], "has_more": False, **ends}
-
-
-def _seconds(text: Any) -> int:
-    try:
-        return int(datetime.fromisoformat(text).timestamp())
-    except (TypeError, ValueError):
-        return 0

@@ -1,0 +1,52 @@
+"""The defaults of a dialect, for those that need no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.messages import KEEP_ALIVE, Call, ClientForm, Endpoint, Event, OpenParts, Translation
+
+
+class BaseDialect:
+    """`BaseDialect` is the part of a `Dialect` that has a default."""
+
+    name = ""
+    id_header: str | None = None
+    client_header: str | None = None
+    accepted_by: frozenset[str] | None = frozenset()
+    endpoint = Endpoint()
+    keep_alive: Event = KEEP_ALIVE
+    relays = False
+    reforms = False
+    reports_usage = False
+    token_count_path: str | None = None
+    to_neutral: Translation | None = None
+    from_neutral: Translation | None = None
+
+    def fitted(self, call: Call, headers: Mapping[str, str]) -> Call:
+        return call
+
+    def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:
+        return path
+
+    def is_free(self, call: Call) -> bool:
+        return False
+
+    def has_text(self, call: Call) -> bool:
+        return bool(call.prompt)
+
+    def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
+        return None
+
+    def open_parts(self, call: Call) -> OpenParts | None:
+        return None
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return data
+
+    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
+        return None
+
+    def shown(self, call: Call, event: Event) -> bool:
+        return True
