@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from typing import Any
-from urllib.parse import urlencode
 
-from gateway.cache.stored_parts import StoredCommand, not_reached
-from gateway.cli import erasure
-from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, admin_address, call_gateway, connect
-from gateway.cli.output import FAULT, GOOD, pluralise, print_result, print_warning, printable
-from gateway.cli.parser import Command, integer_between, parser_type
-from gateway.cli.progress import Advance, progress_bar, spinner
-from gateway.cli.warming import WarmingPlan, WarmingSummary, count_prompts, parse_rate, warm
-from gateway.config.environment import read_secret
+from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, call_gateway
+from gateway.cli.output import print_result, printable
+from gateway.cli.parser import Command
+from gateway.cli.progress import spinner
 
+# Features with commands below `nearhit cache`, in the order of its help.
+FEATURES = ("export", "warming", "erasure", "encryption")
 CONDITIONS = ("tag", "tenant", "route", "model", "backend", "older_than", "fingerprint", "like", "min_similarity")
 STORE_STALE = "the store does not answer: these are the last known figures"
 STORE_UNKNOWN = "the store does not answer: its figures are unknown"
@@ -39,43 +32,8 @@ def register(command: Command) -> None:
         fault="nothing was removed, or not everything; the message says which",
     )  # fmt: skip
     _add_conditions(purge)
-    exported = add(
-        "export", "Write the stored answers, one per line.", run_export,
-        "--out answers.jsonl", "--format chat --route support --out training.jsonl",
-        about="The file contains questions and answers: protect it accordingly. It is written completely or not "
-        "at all.",
-    )  # fmt: skip
-    exported.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
-    exported.add_argument("--route", metavar="NAME")
-    exported.add_argument("--tag", metavar="TAG")
-    exported.add_argument(
-        "--format", choices=("entries", "chat"), default="entries", help="chat: conversations, to train a model on"
-    )
-    imported = add(
-        "import", "Read the file of an export into the store.", run_import, "answers.jsonl",
-        about="Each line is checked like an answer that a backend has just sent. Refused lines are listed; the others "
-        "are stored.",
-        fault="lines were refused, or nothing could be imported",
-    )  # fmt: skip
-    imported.add_argument("file", metavar="FILE", type=Path)
-    warmed = add(
-        "warm", "Send prompts through the gateway, so that it stores their answers.", run_warm,
-        "prompts.jsonl --rate 5/s",
-        about="They are sent to the data port like any client's requests: tiers, limits and policies apply.",
-        fault="some prompts were not answered",
-    )  # fmt: skip
-    warmed.add_argument("file", metavar="PROMPTS.jsonl", type=Path, help="each line is a JSON string or a request body")
-    warmed.add_argument("--url", help="URL of the data port; default: server.listen")
-    warmed.add_argument(
-        "--rate", type=parser_type(parse_rate), default=5.0, metavar="5/s", help="requests started; default: 5/s"
-    )
-    warmed.add_argument(
-        "--concurrency", type=integer_between(1, 9999), default=8, metavar="N", help="default: %(default)s"
-    )
-    warmed.add_argument("--model", default="default", help="model for lines that name none; default: %(default)s")
-    warmed.add_argument("--api-key-env", metavar="VARIABLE", help="variable with the API key to send")
-
-    erasure.register(command)
+    for name in FEATURES:
+        import_module(f"gateway.features.{name}.command").register(command)
 
 
 def _add_conditions(command: Command) -> None:
@@ -127,104 +85,6 @@ def run_purge(arguments: argparse.Namespace) -> int:
     return call_gateway(arguments, ask)
 
 
-def run_export(arguments: argparse.Namespace) -> int:
-    given = {"format": arguments.format, "route": arguments.route, "tag": arguments.tag}
-    path = "/admin/cache/export?" + urlencode({name: value for name, value in given.items() if value is not None})
-
-    async def ask(admin: AdminClient) -> int:
-        if arguments.out is None:
-            await _write_pieces(admin.lines(path), sys.stdout.buffer.write)
-            sys.stdout.flush()
-            return GOOD
-        with progress_bar("exporting", None, "entries", quiet=arguments.json) as done:
-            count = await _write_file(_report_progress(admin.lines(path), done), arguments.out)
-        left = not_reached(StoredCommand.EXPORT)
-        said = {"entries": count, "file": str(arguments.out), "not_reached": left}
-        return print_result(arguments, said, f"{pluralise(count, 'entry', 'entries')} in {arguments.out}")
-
-    return call_gateway(arguments, ask)
-
-
-async def _write_pieces(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) -> int:
-    """Write every chunk; return the number of lines."""
-    count = 0
-    async for piece in pieces:
-        write(piece)
-        count += piece.count(b"\n")
-    return count
-
-
-async def _report_progress(pieces: AsyncIterator[bytes], done: Advance) -> AsyncIterator[bytes]:
-    async for piece in pieces:
-        yield piece
-        done(piece.count(b"\n"))
-
-
-async def _write_file(pieces: AsyncIterator[bytes], out: Path) -> int:
-    """Write to a temporary file first, so that an interrupted export leaves no file. Return the number of lines."""
-    temporary = out.with_name(out.name + ".part")
-    try:
-        # The file contains prompts and answers, so that only its owner may read it.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            count = await _write_pieces(pieces, file.write)
-        temporary.replace(out)
-    except OSError as error:
-        raise CommandFailed(f"{out}: cannot be written ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return count
-
-
-def run_import(arguments: argparse.Namespace) -> int:
-    async def ask(admin: AdminClient) -> int:
-        size = arguments.file.stat().st_size
-        with progress_bar("importing", size, "B", quiet=arguments.json) as sent:
-            done = await admin.post("/admin/cache/import", _read_pieces(arguments.file, sent))
-        for fault in () if arguments.json else done["faults"]:
-            print_warning(f"{arguments.file}:{fault['line']}: {fault['error']}")
-        text = (
-            f"{done['imported']} imported, {done['unchanged']} already stored, {done['refused']} refused, "
-            f"{done['embedded']} re-embedded"
-        )
-        print_result(arguments, done, text)
-        return FAULT if done["refused"] else GOOD
-
-    if not arguments.file.is_file():
-        raise CommandFailed(f"{arguments.file}: no such file; expected one that `nearhit cache export` wrote")
-    return call_gateway(arguments, ask)
-
-
-async def _read_pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
-    """Yield chunks of the file, and report each one as sent once the gateway is ready for the next."""
-    with file.open("rb") as opened:
-        while piece := opened.read(2**16):
-            yield piece
-            sent(len(piece))
-
-
-def run_warm(arguments: argparse.Namespace) -> int:
-    async def send() -> int:
-        place = admin_address(arguments)
-        key = read_secret(os.environ, arguments.api_key_env, "--api-key-env")
-        plan = WarmingPlan(
-            file=arguments.file,
-            url=(arguments.url or place.data).rstrip("/"),
-            model=arguments.model,
-            rate=arguments.rate,
-            concurrency=arguments.concurrency,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
-        total = count_prompts(plan)
-        async with connect(place):
-            pass  # with --wait: return once the gateway answers
-        with progress_bar("warming", total, "prompts", quiet=arguments.json) as done:
-            summary = await warm(plan, total, done)
-        print_result(arguments, asdict(summary), warm_text(summary))
-        return FAULT if summary.failed else GOOD
-
-    return asyncio.run(send())
-
-
 def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {"tags" if name == "tag" else name: getattr(arguments, name) for name in CONDITIONS}
     given |= {"all": arguments.all or None, "dry_run": arguments.dry_run or None}
@@ -273,8 +133,3 @@ def stats_text(figures: dict[str, Any]) -> str:
     )
     lines.append(f"hit rate  {hit_rate} ({verdicts}{refused})")
     return "\n".join([*lines, f"saved     {figures['tokens_saved']:.0f} tokens"])
-
-
-def warm_text(summary: WarmingSummary) -> str:
-    text = f"{summary.stored} stored, {summary.hits} hits, {summary.not_stored} not stored, {summary.failed} failed"
-    return text if summary.first_failure is None else f"{text} (first failure: {summary.first_failure})"

@@ -43,8 +43,8 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Size gateways, shards, nodes and GPUs for some traffic, with the monthly cost.",
     ),
     "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
-    "jobs": ("gateway.cli.jobs", "Manage jobs: list and show them, retry or drop the dead ones."),
-    "keys": ("gateway.cli.keys", "Manage API keys: create, list, change, rotate and revoke them."),
+    "jobs": ("gateway.features.jobs.command", "Manage jobs: list and show them, retry or drop the dead ones."),
+    "keys": ("gateway.features.keys.command", "Manage API keys: create, list, change, rotate and revoke them."),
     "policy": (
         "gateway.cli.policy",
         "Manage a gateway's policy: show, validate, apply, compare, roll back.",

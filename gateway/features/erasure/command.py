@@ -1,4 +1,4 @@
-"""`nearhit cache erase` and `nearhit cache rekey`."""
+"""`nearhit cache erase`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,6 @@ def register(command: Command) -> None:
     erase.add_argument(
         "--public-key", metavar="HEX", help="for --verify: the signer's; default: that of the configuration"
     )
-    command.add_command(
-        "rekey", "Rewrite all stored answers with the first key of store.encryption.", run_rekey, "",
-        asks_gateway=True,
-        about="The gateway serves meanwhile. A run that was cut off is repeated, and does what is left. After a "
-        "complete run, former keys can be removed from the configuration.",
-        fault="some records were not rewritten",
-    )  # fmt: skip
 
 
 def run_erase(arguments: argparse.Namespace) -> int:
@@ -72,19 +65,6 @@ def run_erase(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             _write(arguments.out, document)
         return print_result(arguments, document, erase_text(document["report"]))
-
-    return call_gateway(arguments, ask)
-
-
-def run_rekey(arguments: argparse.Namespace) -> int:
-    async def ask(admin: AdminClient) -> int:
-        with spinner("rewriting the records", quiet=arguments.json):
-            summary = await admin.post("/admin/cache/rekey", {})
-        text = (
-            f"{summary['rewritten']} rewritten with the key {summary['key']}, {summary['current']} had it, "
-            f"{summary['replaced']} were replaced meanwhile, {summary['unreadable']} cannot be read"
-        )
-        return print_result(arguments, summary, "\n".join([text, *map(printable, summary.get("notes", ()))]))
 
     return call_gateway(arguments, ask)
 

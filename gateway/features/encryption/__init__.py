@@ -1,0 +1,1 @@
+"""Encryption of the store's records: the command that rewrites them."""

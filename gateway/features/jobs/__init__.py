@@ -1,0 +1,1 @@
+"""Jobs, which are answered later: the command."""

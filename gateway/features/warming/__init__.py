@@ -1,0 +1,1 @@
+"""`nearhit cache warm`: prompts are sent through the gateway, so that it stores their answers."""
