@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config.policy.parameters import EFFORTS, MIN_BUDGET, Parameters
-from gateway.dialects.translation.chat_to_messages import DEFAULT_MAX_TOKENS
-from gateway.dialects.translation.chat_to_messages import EFFORTS as ANTHROPIC_EFFORTS
+from gateway.dialects.anthropic.translation.chat_to_messages import DEFAULT_MAX_TOKENS
+from gateway.dialects.anthropic.translation.chat_to_messages import EFFORTS as ANTHROPIC_EFFORTS
 from gateway.messages import Call
 
 # Efforts with the budgets up to which they stand for them. LiteLLM translates with the same numbers.

@@ -20,7 +20,7 @@ from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
 from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, accepts, answers_client, client_of
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.model_objects import neutral_model
-from gateway.dialects.translation import TRANSLATIONS
+from gateway.dialects.translation.neutral import translation_between
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
 from gateway.job_store import Transmission
 from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, TranslatedCall, Tunnel
@@ -341,7 +341,7 @@ class HttpBackend(LimitedBackend):
 
     def _translate(self, call: Call) -> TranslatedCall:
         """Translate the call into the endpoint's dialect. Raise `BadRequest`."""
-        translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
+        translation = translation_between(call.dialect, self._own_dialect)
         if translation is None:
             raise BadRequest(
                 f"backend '{self.name}' speaks {self.speaks}, but {call.dialect.name} has no translation to it"

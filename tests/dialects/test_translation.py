@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from gateway.dialects.anthropic import answers as anthropic_answers
 from gateway.dialects.anthropic.dialect import Anthropic
 from gateway.dialects.anthropic.models import anthropic_model
+from gateway.dialects.anthropic.translation.chat_as_message import ChatAnswer
+from gateway.dialects.anthropic.translation.chat_to_messages import messages_request
+from gateway.dialects.anthropic.translation.message_as_chat import MessageAnswer
+from gateway.dialects.anthropic.translation.messages_to_chat import chat_request
 from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.openai import answers as openai_answers
 from gateway.dialects.openai.dialect import OpenAI
-from gateway.dialects.translation import TRANSLATIONS
-from gateway.dialects.translation.chat_to_messages import messages_request
-from gateway.dialects.translation.messages_to_chat import chat_request
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Event, TranslatedCall
 from gateway.upstream.header_filter import own_headers, translated_headers
@@ -37,12 +38,12 @@ INPUTS = st.dictionaries(st.text(max_size=5), st.integers(-9, 9) | WORDS, max_si
 def to_claude(**fields: Any) -> TranslatedCall:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     call = OpenAI().parse("/v1/chat/completions", orjson.dumps(body), {})
-    return TRANSLATIONS["openai", "anthropic"](call, model=None, created=5)
+    return MessageAnswer(call, model=None, created=5)
 
 
 def to_openai(*, cache_control: bool = False, **fields: Any) -> TranslatedCall:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
-    return TRANSLATIONS["anthropic", "openai"](
+    return ChatAnswer(
         Anthropic().parse("/v1/messages", orjson.dumps(body), {}), model="other", created=5, cache_control=cache_control
     )
 

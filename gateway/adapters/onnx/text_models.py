@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
-from gateway.dialects.translation import TRANSLATIONS
+from gateway.dialects.translation.neutral import is_neutral
 from gateway.errors import BadRequest, UnsupportedByBackend
 from gateway.messages import Call, Token, Vector
 
@@ -137,7 +137,7 @@ class ClassifierInput:
 
 def parse_classifier_input(call: Call, backend: str) -> ClassifierInput:
     """Return the prompt, or the user's last text; earlier messages are ignored. Raise `UnsupportedByBackend`."""
-    body = _as_openai(call, backend)
+    body = _as_neutral(call, backend)
     for field, values in NEUTRAL.items():
         if body.get(field) is not None and body[field] not in values:
             raise UnsupportedByBackend(
@@ -149,11 +149,11 @@ def parse_classifier_input(call: Call, backend: str) -> ClassifierInput:
     )
 
 
-def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
-    """Return the body of the call in OpenAI's form. Raise `UnsupportedByBackend`."""
-    if call.dialect.name == "openai":
+def _as_neutral(call: Call, backend: str) -> Mapping[str, Any]:
+    """Return the body of the call in the neutral form. Raise `UnsupportedByBackend`."""
+    if is_neutral(call.dialect):
         return call.body
-    translation = TRANSLATIONS.get((call.dialect.name, "openai"))
+    translation = call.dialect.to_neutral
     if translation is not None:
         try:
             body: dict[str, Any] = orjson.loads(translation(call, model=call.model or backend, created=0).outgoing.body)

@@ -15,8 +15,11 @@ import orjson
 
 from gateway.dialects.anthropic import answers, errors
 from gateway.dialects.anthropic.models import anthropic_model, anthropic_page
+from gateway.dialects.anthropic.requests import MESSAGES, without_cache_marks
 from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking
 from gateway.dialects.anthropic.token_counts import COUNT_TOKENS, estimate_tokens
+from gateway.dialects.anthropic.translation.chat_as_message import ChatAnswer
+from gateway.dialects.anthropic.translation.message_as_chat import MessageAnswer
 from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.equal_forms import messages_form
 from gateway.dialects.json_body import (
@@ -34,7 +37,6 @@ from gateway.dialects.sse import with_event_name, with_names
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Endpoint, Event, Inspection, ModelObjects, TextAnswer
 
-MESSAGES = "/v1/messages"
 VERSION, BETA = "anthropic-version", "anthropic-beta"
 
 # Fields that do not decide the response: its framing, and the user (part of the scope).
@@ -58,6 +60,8 @@ class Anthropic(Conversational):
         models=ModelObjects(anthropic_model, anthropic_page, query="limit=1000"),  # a page has at most this many
     )
     token_count_path = COUNT_TOKENS
+    to_neutral = ChatAnswer
+    from_neutral = MessageAnswer
     keep_alive = Event(b'{"type":"ping"}', "ping")
 
     def claims(self, method: str, path: str) -> bool:
@@ -192,33 +196,6 @@ def _check_content(content: Any, where: str) -> None:
             raise invalid_field(f"{where}[{i}].type", "a string", block.get("type", ABSENT))
         if block["type"] == "text" and not isinstance(block.get("text"), str):
             raise invalid_field(f"{where}[{i}].text", "a string", block.get("text", ABSENT))
-
-
-def without_cache_marks(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body without the marks for Anthropic's prompt cache, which affect the price and not the response.
-
-    They are removed only where the protocol defines them: in a tool's input or a schema the key may mean anything.
-    """
-    bare = dict(body)
-    for key in ("system", "tools"):
-        if isinstance(bare.get(key), list):
-            bare[key] = [_strip_cache_control(each) for each in bare[key]]
-    bare["messages"] = [
-        {**message, "content": [_strip_cache_control(block) for block in message["content"]]}
-        if isinstance(message["content"], list)
-        else message
-        for message in bare["messages"]
-    ]
-    return bare
-
-
-def _strip_cache_control(block: Any) -> Any:
-    if not isinstance(block, dict):
-        return block
-    bare = {key: value for key, value in block.items() if key != "cache_control"}
-    if bare.get("type") == "tool_result" and isinstance(bare.get("content"), list):
-        bare["content"] = [_strip_cache_control(each) for each in bare["content"]]
-    return bare
 
 
 def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.dialects.sealed_calls import is_sealed
+from gateway.dialects.anthropic.translation.sealed_calls import is_sealed
 
 INTERLEAVED = "interleaved-thinking"  # the beta in which the budget may exceed `max_tokens`
 MIN_TOP_P = 0.95

@@ -32,7 +32,6 @@ class Limits(NamedTuple):
 
 
 OPENAI = Limits(tool_name=64, call_id=40, user=64, plain_ids=False, opaque_user=False)
-ANTHROPIC = Limits(tool_name=128, call_id=128, user=256, plain_ids=True, opaque_user=True)
 
 
 @dataclass(slots=True)

@@ -13,16 +13,16 @@ import orjson
 
 from gateway.dialects.anthropic.answers import PREFIX, message_of
 from gateway.dialects.anthropic.errors import error, kind_for_status
+from gateway.dialects.anthropic.translation.call_ids import UniqueIds, call_ids
+from gateway.dialects.anthropic.translation.messages_to_chat import chat_request, own_stops
+from gateway.dialects.anthropic.translation.sealed_calls import sealed
 from gateway.dialects.json_body import count_of, dump_json, load_json
 from gateway.dialects.openai.answers import DONE, cached_tokens, reading, usage_of, written_tokens
 from gateway.dialects.openai.chat_deltas import call_list, texts_of
 from gateway.dialects.openai.dialect import CHAT
 from gateway.dialects.openai.tool_call_deltas import ToolCallDeltas, arguments_text
-from gateway.dialects.sealed_calls import sealed
 from gateway.dialects.sse import encode_event
-from gateway.dialects.translation.call_ids import UniqueIds, call_ids
 from gateway.dialects.translation.limits import OPENAI, fitting
-from gateway.dialects.translation.messages_to_chat import chat_request, own_stops
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
 from gateway.dialects.translation.stops import ChatStops
 from gateway.errors import MalformedResponse

@@ -8,10 +8,11 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.anthropic.requests import LIMITS
 from gateway.dialects.anthropic.thinking import fit_settings, fit_thinking
+from gateway.dialects.anthropic.translation.call_ids import PairedIds
 from gateway.dialects.json_body import limit_of, load_json, sent_model
-from gateway.dialects.translation.call_ids import PairedIds
-from gateway.dialects.translation.limits import ANTHROPIC, Fitting, fitting, object_schema
+from gateway.dialects.translation.limits import Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
 from gateway.errors import BadRequest
 
@@ -30,7 +31,7 @@ def messages_request(body: Mapping[str, Any], model: str | None, *, fit: Fitting
     because Anthropic caches only what is marked.
     """
     _check(body)
-    fit = fit or fitting(ANTHROPIC)
+    fit = fit or fitting(LIMITS)
     request: dict[str, Any] = {
         "model": sent_model(model, body),
         "max_tokens": limit_of(body.get("max_completion_tokens"), body.get("max_tokens")) or DEFAULT_MAX_TOKENS,

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic.answers import count_tokens
-from gateway.dialects.anthropic.dialect import MESSAGES
+from gateway.dialects.anthropic.requests import LIMITS, MESSAGES
+from gateway.dialects.anthropic.translation.chat_to_messages import messages_request, own_stops
+from gateway.dialects.anthropic.translation.stops import MessageStops
 from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.dialects.openai.answers import CHAT, DONE, reading
-from gateway.dialects.translation.chat_to_messages import messages_request, own_stops
-from gateway.dialects.translation.limits import ANTHROPIC, fitting
+from gateway.dialects.translation.limits import fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
-from gateway.dialects.translation.stops import MessageStops
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
@@ -45,7 +45,7 @@ class MessageAnswer:
     ) -> None:
         if call.operation != CHAT:
             raise BadRequest(f"{call.operation} cannot be translated to Anthropic's protocol, which the backend speaks")
-        fit = fitting(ANTHROPIC)
+        fit = fitting(LIMITS)
         with bad_request_if_unreadable():
             self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model, fit=fit)))
             self._stops = MessageStops(own_stops(call.body))

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic.dialect import without_cache_marks
+from gateway.dialects.anthropic.requests import without_cache_marks
+from gateway.dialects.anthropic.translation.sealed_calls import is_sealed, reads_extra_content, unsealed
 from gateway.dialects.json_body import limit_of, sent_model
-from gateway.dialects.sealed_calls import is_sealed, reads_extra_content, unsealed
 from gateway.dialects.translation.limits import OPENAI, Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, data_url, messages_last
 from gateway.dialects.translation.stops import MAX_OPENAI
