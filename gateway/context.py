@@ -35,7 +35,6 @@ from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.principal import Principal
 from gateway.priority import Priority
 from gateway.tracing import TraceRecorder, UpstreamCall
-from gateway.trust import Asker
 
 
 class HeadMemo:
@@ -73,6 +72,29 @@ class InputBatch(Protocol):
 
     def mark_resolved(self, fingerprint: str) -> None:
         """Note that this input has joined, or was answered in another way."""
+
+
+class Asker(Protocol):
+    """A client of a route that keeps some entries of a scope from some of its clients: `request.asker`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`Entry.askers` of an answer of the client."""
+
+    def may_have(self, entry: Entry) -> bool:
+        """Return whether an entry of this scope may serve the client."""
+
+    def confirms(self, entry: Entry) -> bool:
+        """Return whether an entry serves its whole scope."""
+
+    def own_key(self, fingerprint: str) -> str:
+        """Return the exact key of the client for a request that has the key `fingerprint` otherwise."""
+
+    def withhold(self, request: RequestContext, entries: Sequence[Entry]) -> None:
+        """Note the entries that would be hits of the request if the client might have them."""
+
+    def is_same_writer(self, a: Entry, b: Entry) -> bool:
+        """Return whether the writers of two entries are not independent."""
 
 
 class InspectedAnswer(NamedTuple):
@@ -119,7 +141,7 @@ class RequestContext:
         "expose_headers", "expose_timings", "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only",
-        "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
+        "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
         "inspected", "stale_available", "gathering", "claim", "lease",
         # features: their states, see `of`
         "states",
@@ -196,9 +218,8 @@ class RequestContext:
         self.variant = ""  # the headers that are part of its keys: see `cache.keys.variant_of`
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
-        self.asker: Asker | None = None  # the client, if its route trusts an answer less than its scope would
+        self.asker: Asker | None = None  # the client, if its route keeps some entries of the scope from it
         self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
-        self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
         self.bypass: Bypass | None = None  # why no lookup is made
         self.embedding: Embedding | None = None  # of the call's `focus`
         self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
@@ -361,7 +382,6 @@ class RequestContext:
             None,
         )
         child.scored_prompt = child.classification = child.claim = child.writing = None
-        child.to_confirm = ()
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -8,20 +8,21 @@ uses it. A feature that no route uses is not imported.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
+from gateway.cache.explanation import ExplainedPair
 from gateway.cache.flight import SharedCall
 from gateway.cache.stored_parts import Part
 from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
 from gateway.context import Handler, RequestContext
-from gateway.messages import Call
+from gateway.messages import Call, Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.guard import Recovery, skip
@@ -64,6 +65,8 @@ class Core:
 
 
 NO_PORTS = RoutePorts()
+
+HasEntry = Callable[[Callable[[Entry], bool]], Awaitable[bool]]
 
 
 class Runtime:
@@ -135,6 +138,11 @@ class Feature(ABC):
     def explain_fields(self, request: RequestContext, route: Route) -> Mapping[str, Any]:
         """Return the values of those fields of `gateway.admin.explanation.Explanation` that are the feature's."""
         return {}
+
+    async def explain_pair(self, pair: ExplainedPair, route: Route, has_entry: HasEntry) -> ExplainedPair:
+        """Return the explanation of a pair of questions with what the feature says of it. `has_entry` tells whether the
+        store has an entry of the stored question that fulfils a condition."""
+        return pair
 
     @abstractmethod
     def doctor(self, route: Route) -> Iterable[Concern] | Unsupported:

@@ -14,10 +14,9 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.pair_knowledge import PairKnowledge
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.explanation import ExplainedPair, LookupDetails, as_unconfirmed, build_explanation
+from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
-from gateway.cache.keys import asker_of
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.redaction import Redaction
 from gateway.cache.threshold.route_control import RouteControl
@@ -25,6 +24,7 @@ from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
+from gateway.feature import features_of
 from gateway.messages import Bypass, Decisive, Embedding, Entry
 from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
 from gateway.steps.feedback import FeedbackState
@@ -74,21 +74,20 @@ def semantic_route(policy: Policy, name: str | None) -> tuple[Route, Semantic]:
     return found, found.semantic
 
 
-async def explain_trust(
+async def explain_features(
     found: ExplainedPair, pair: PairRequest, route: Route, embedder: Embedder, knowledge: PairKnowledge | None = None
 ) -> ExplainedPair:
-    """Return the explanation for a client that has not asked before, if the route trusts answers less than their scope.
+    """Return the explanation with what the features of the route say of it. Raise `EmbedderUnavailable`."""
 
-    An answer counts as confirmed if `knowledge` has such an entry. Raise `EmbedderUnavailable`.
-    """
-    if not route.withholds:
-        return found
-    if knowledge is not None:
-        stored, client = _focus_of(pair, route.of(Redaction))[0].stored, asker_of(route.admission, "", "", None)
-        vector = (await embedder.embed(stored)).vector
-        if await knowledge.confirmed_entry(vector, stored, route.name, client) is not None:
-            return found
-    return as_unconfirmed(found, route.admission.confirm)
+    async def has_entry(accepts: Callable[[Entry], bool]) -> bool:
+        if knowledge is None:
+            return False
+        stored = _focus_of(pair, route.of(Redaction))[0].stored
+        return await knowledge.has_entry((await embedder.embed(stored)).vector, stored, route.name, accepts)
+
+    for feature in features_of(route):
+        found = await feature.explain_pair(found, route, has_entry)
+    return found
 
 
 async def explain_pair(
@@ -218,7 +217,7 @@ class ExplainHandler:
             found = await explain_pair(
                 pair, route.name, rule, control, space.embedder, space.verifier, knowledge, route.of(Redaction)
             )
-            found = await explain_trust(found, pair, route, space.embedder, knowledge)
+            found = await explain_features(found, pair, route, space.embedder, knowledge)
         except BadRequest as error:
             return json_response({"error": error.message}, 400)
         except web.HTTPRequestEntityTooLarge:
@@ -249,7 +248,7 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
         found = await explain_pair(pair, route.name, rule, control, embedder, verifier, redaction=route.of(Redaction))
-        return await explain_trust(found, pair, route, embedder)
+        return await explain_features(found, pair, route, embedder)
     except EmbedderUnavailable as error:
         raise StartupError(f"the embedding model does not answer: {error}") from None
     finally:

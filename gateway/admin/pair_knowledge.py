@@ -12,7 +12,6 @@ from gateway.cache.links import Links
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.ports import NearbyStore, VectorIndex
-from gateway.trust import Asker
 
 SAME_QUESTION = 0.999  # similarity of a question with itself, but for rounding
 
@@ -44,14 +43,11 @@ class PairKnowledge:
     store: NearbyStore
     index: VectorIndex
 
-    async def confirmed_entry(self, vector: Vector, stored: str, route: str, client: Asker) -> Entry | None:
-        """Return an entry of the route with the question `stored` that `client` may have, in any scope. `vector`: of
-        the question."""
-        return await self._entry(
-            await self.index.near(vector, SAME_QUESTION),
-            stored,
-            lambda entry: entry.route == route and client.may_have(entry),
-        )
+    async def has_entry(self, vector: Vector, stored: str, route: str, accepts: Callable[[Entry], bool]) -> bool:
+        """Return whether an entry of the route with the question `stored` fulfils a condition, in any scope. `vector`:
+        of the question."""
+        near = await self.index.near(vector, SAME_QUESTION)
+        return await self._entry(near, stored, lambda entry: entry.route == route and accepts(entry)) is not None
 
     async def asked_scope(
         self, asked: str, asked_vector: Vector, stored: str, stored_vector: Vector, route: str

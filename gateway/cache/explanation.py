@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gateway.messages import Bypass, Refusal
@@ -159,15 +159,6 @@ def build_explanation(first: Judgement, last: Judgement, details: LookupDetails)
         reason=reason,
         why=_explain_decision(last, details, plain),
     )
-
-
-def as_unconfirmed(pair: ExplainedPair, confirm: int | None) -> ExplainedPair:
-    """Return the explanation of a pair whose stored answer is not confirmed yet. Other refusals come first."""
-    if not pair.served:
-        return pair
-    until = "for good" if confirm is None else f"until the answers of {confirm} independent clients agree"
-    why = f"unconfirmed: not confirmed yet, so only its writer has the answer, {until}; otherwise {pair.why}"
-    return replace(pair, served=False, reason=Refusal.UNCONFIRMED, why=why)
 
 
 def promise_of(acceptance: Acceptance) -> str:

@@ -101,6 +101,6 @@ def build_entry(
         cost_dollars=cost_dollars,
         upstream_s=upstream_s,
         tags=tags,
-        askers=() if request.asker is None else (request.asker.name,),
+        askers=() if request.asker is None else request.asker.names,
         subjects=request.subjects,
     )

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 
-from gateway.config.policy.model import VERSION_HEADERS, AdmissionRules
+from gateway.config.policy.model import VERSION_HEADERS
 from gateway.messages import Call
-from gateway.trust import Asker, asker_name
 
 SHARE_GLOBAL = "*"
 MAX_CLIENTS_KEPT = 4096  # clients whose digest is remembered
@@ -43,39 +42,19 @@ def _list_of(headers: Mapping[str, str], name: str) -> str:
     return ",".join(sorted(set(parts)) if name in VERSION_HEADERS else parts)
 
 
-def asker_of(rules: AdmissionRules, tenant: str, key: str, user: str | None) -> Asker:
-    """Return the client as `rules.trust` tells clients apart. `key`: the id of its API key, empty if it has none.
-
-    A name has digests only, with the length prefixes of the keys. `trust: tenant` knows tenants. Otherwise an
-    unconfirmed entry serves one key and user, and the confirming client has another key, or by `confirm_by: user`
-    another user or key.
-    """
-    if rules.trust == "tenant":
-        party = _asker_digest(tenant)
-        return Asker(asker_name("t", party, party), rules.confirm)
-    circle = _asker_digest(tenant, key, user or "")
-    if rules.confirm_by == "user":
-        return Asker(asker_name("u", circle, circle), rules.confirm)
-    return Asker(asker_name("k", _asker_digest(tenant, key), circle), rules.confirm)
-
-
 @lru_cache(maxsize=MAX_CLIENTS_KEPT)
 def client_of(tenant: str, key: str) -> str:
     """Return the digest of a client's credential, 16 hex digits: of its tenant and the id of its API key, if any."""
-    return _asker_digest(tenant, key)[:16]
+    return asker_digest(tenant, key)[:16]
 
 
-def own_key(fingerprint: str, asker: Asker) -> str:
-    """Return the exact key of one circle of clients. Others of the scope find its entries by similarity only, where the
-    confirmation is checked."""
-    return sha256(b"nearhit/1/own" + _framed((fingerprint, asker.circle))).hexdigest()
+def asker_digest(*texts: str) -> str:
+    """Return the digest of the texts that tell a client from others, 64 hex digits."""
+    return sha256(b"nearhit/1/asker" + framed(texts)).hexdigest()
 
 
-def _asker_digest(*texts: str) -> str:
-    return sha256(b"nearhit/1/asker" + _framed(texts)).hexdigest()
-
-
-def _framed(texts: Iterable[str]) -> bytes:
+def framed(texts: Iterable[str]) -> bytes:
+    """Return the texts as bytes, each with its length before it."""
     return b"".join([len(part).to_bytes(8, "big") + part for part in map(_encode, texts)])
 
 
@@ -96,7 +75,7 @@ class KeyFrame:
     __slots__ = ("_exact", "_scope")
 
     def __init__(self, *texts: str) -> None:
-        frame = _framed(texts)
+        frame = framed(texts)
         self._scope, self._exact = b"nearhit/1/scope" + frame, b"nearhit/1/exact" + frame
 
     def keys_of(self, call: Call) -> tuple[str, str]:

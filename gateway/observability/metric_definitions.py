@@ -135,11 +135,6 @@ class CacheMetrics:
             "Questions embedded after their answer, by whether their entry has its vector now",
             ("route", "result"),
         )
-        self.confirmations = Counter(
-            "nearhit_confirmations_total",
-            "Fresh answers compared with a stored answer that is not confirmed yet, by outcome",
-            ("route", "outcome"),
-        )
         self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
         self.migration_entries = Gauge(

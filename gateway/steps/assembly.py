@@ -242,14 +242,14 @@ class RouteSteps:
         route, parts = self.route, self.parts
         compares = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
         audits = route.target.audit.share > 0
-        confirms = route.withholds and route.admission.confirm is not None
+        follow = self.ports.on_stored
 
         def stored(request: RequestContext, entry: Entry) -> None:
             parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
             if compares and _may_teach(request):  # a plain threshold has nothing to learn from misses
                 parts.space.comparisons.enqueue_miss(request, entry)
-            if confirms:
-                parts.confirmations.consider(request, entry, parts.space.comparisons)
+            if follow is not None:
+                follow(request, entry, parts.space.comparisons, parts.store)
             if audits:
                 parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
-from gateway.cache.keys import asker_of, keys_of, own_key, owner_of, variant_of
+from gateway.cache.keys import keys_of, owner_of, variant_of
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
@@ -240,10 +240,6 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
             request.scope, request.fingerprint = keys_of(
                 request.owner, route.name, call, request.query, request.variant
             )
-            if route.withholds:
-                key = "" if request.permit is None else request.permit.id
-                request.asker = asker_of(route.admission, request.tenant, key, call.user)
-                request.fingerprint = own_key(request.fingerprint, request.asker)
 
 
 def _apply_budget(request: RequestContext, route: Route) -> None:

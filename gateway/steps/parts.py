@@ -15,7 +15,6 @@ from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import HitAudits
 from gateway.cache.cluster_leases import ClusterLeases
-from gateway.cache.confirmations import Confirmations
 from gateway.cache.decoys import Decoys
 from gateway.cache.embedding_spaces import PendingEmbeddings, Space, Spaces
 from gateway.cache.erasure import RecentErasures
@@ -274,7 +273,6 @@ class Parts:
     escalations: TierLearning
     routing: StateKeeper  # saves and restores the escalations
     light_audits: TierAudits
-    confirmations: Confirmations
     shadows: Mirroring
     prices: Mapping[str, Price]
     unstorable: HitForMiss
@@ -338,8 +336,6 @@ async def build_parts(
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
     audits = TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
-    confirmations = Confirmations(stores.front, telemetry)
-    stack.push_async_callback(confirmations.close)
     shadows = Mirroring(pools, prices, telemetry, clock, draw)
     stack.push_async_callback(shadows.close)
     schemas = SchemaChecks(telemetry)
@@ -358,7 +354,6 @@ async def build_parts(
         escalations=escalations,
         routing=routing,
         light_audits=audits,
-        confirmations=confirmations,
         shadows=shadows,
         prices=prices,
         unstorable=HitForMiss(clock),

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.placement import Placement
+from gateway.context import RequestContext
+from gateway.messages import Entry
+from gateway.ports import ResponseStore
 from gateway.routing.conversations import Conversations
+
+OnStored = Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None]
+"""Arguments: the request, its answer as stored, the comparisons of answers, the store that lookups read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +22,4 @@ class RoutePorts:
 
     placement: Placement | None = None  # where answers are stored, if their keys are known only with them
     conversations: Conversations | None = None  # what earlier requests mean for the choice of a backend
+    on_stored: OnStored | None = None  # what follows the storage of an answer

@@ -20,7 +20,7 @@ from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import MOST_WRONG_OF_PARTS, Controls
 from gateway.cache.tool_calls import may_serve
 from gateway.config.policy.model import AdmissionRules, Semantic
-from gateway.context import RequestContext
+from gateway.context import Asker, RequestContext
 from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.errors import StoreUnavailable
 from gateway.messages import (
@@ -38,7 +38,6 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
 from gateway.text_forms import fold_spaces
-from gateway.trust import same_writer
 
 LOG = logging.getLogger("nearhit.semantic")
 # Neighbours to search for under a narrower trust. Those of other clients do not count, and there may be many of them.
@@ -178,6 +177,7 @@ class SemanticLookup:
     async def _find_unconfirmed(self, search: _Search) -> None:
         """Note the answers of other clients that would be hits if they were confirmed."""
         request = search.request
+        assert request.asker is not None  # else nothing is withheld
         scores = await self._score_fully(
             request.route,
             request.owner,
@@ -189,10 +189,10 @@ class SemanticLookup:
         )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
         if unconfirmed:
-            self._withhold(request, unconfirmed)
+            self._withhold(request, request.asker, unconfirmed)
 
-    def _withhold(self, request: RequestContext, entries: Sequence[Entry]) -> None:
-        request.to_confirm = entries
+    def _withhold(self, request: RequestContext, asker: Asker, entries: Sequence[Entry]) -> None:
+        asker.withhold(request, entries)
         self._record_refusal(request, Refusal.UNCONFIRMED)
 
     def _link_of(self, search: _Search) -> Link | None:
@@ -226,7 +226,7 @@ class SemanticLookup:
         if not _is_own(request, entry) or not freshness.fresh or self.store.banned(entry):
             return None
         if request.asker is not None and not request.asker.may_have(entry):
-            self._withhold(request, [entry])
+            self._withhold(request, request.asker, [entry])
             return None
         if self._is_refused_tool_call(request, entry):
             return None
@@ -370,7 +370,7 @@ class SemanticLookup:
         entry, similarity, _ = neighbour
         asker = search.request.asker
         if asker is not None and not asker.may_have(entry):
-            known = any(same_writer(entry, other) for other, _ in search.withheld)
+            known = any(asker.is_same_writer(entry, other) for other, _ in search.withheld)
             if len(search.withheld) < MAX_CANDIDATES and not known:
                 search.withheld.append((entry, similarity))
         elif len(found) < MAX_CANDIDATES:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.cache.keys import keys_of, own_key, owner_of
+from gateway.cache.keys import keys_of, owner_of
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse
 from gateway.messages import Call, FullBody, Provenance, Response, Verdict
@@ -67,7 +67,7 @@ class SplitInputs:
         owner = owner_of(self._share, request.tenant, call.user)
         part.scope, part.fingerprint = keys_of(owner, request.route, call, request.query, request.variant)
         if part.asker is not None:
-            part.fingerprint = own_key(part.fingerprint, part.asker)
+            part.fingerprint = part.asker.own_key(part.fingerprint)
         return part
 
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:

@@ -29,7 +29,7 @@ ABSENT = {
     "nearhit_key_lookups_total": "API keys of the store, which tests/admin has",
     "nearhit_model_reloads_total": "a model on Triton whose process dies: tests/upstream/test_model_health.py has it",
     "nearhit_second_opinions_total": "a cross-encoder, which the hash embedder lacks: tests/steps has it",
-    "nearhit_confirmations_total": "a route with `confirm`, and two API keys: tests/cache/test_trust.py has them",
+    "nearhit_confirmations_total": "a route with `confirm`, and two API keys: tests/features/trust has them",
     "nearhit_schema_checks_total": "requests with a JSON Schema: tests/routing/test_answers_that_fit.py has them",
     "nearhit_classifier_requests_total": "a route with a classifier: tests/routing/test_classifier.py has one",
     "nearhit_personal_data_total": "a route with `privacy`: tests/features/privacy/test_privacy.py has one",

@@ -20,6 +20,7 @@ FEATURES = Extensions(
     {
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
+        "cache.admit.trust": "gateway.features.trust.feature:TRUST",
         "cache.mcp": "gateway.features.mcp.feature:MCP_RESULTS",
     },
 )
@@ -102,7 +103,7 @@ class FeatureSection(Section):
 
     @classmethod
     def further_key(cls, key: str) -> Extension | None:
-        feature = feature_of(cls.prefix + key)
+        feature = None if "." in key else feature_of(cls.prefix + key)
         return None if feature is None else _extension(feature, cls.prefix)
 
     def extend(self, values: Mapping[str, Any]) -> None:

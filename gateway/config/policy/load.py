@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -32,6 +33,7 @@ from gateway.config.policy.model import (
 )
 from gateway.config.policy.schema import (
     AuditRule,
+    CacheRule,
     MatchRule,
     PolicyFile,
     RouteRule,
@@ -55,7 +57,7 @@ def compile_routes(file: PolicyFile, source: YamlSource) -> Iterator[Route]:
 
 
 def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
-    cache = rule.cache
+    cache, admission = rule.cache, AdmissionRules(**dict(rule.cache.admit))
     return Route(
         name=rule.name,
         target=_compile_target(rule.route),
@@ -67,7 +69,7 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         jitter=cache.jitter,
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,
-        admission=AdmissionRules(**dict(cache.admit)),
+        admission=admission,
         replay=ReplaySettings(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         slo=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
@@ -76,10 +78,17 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
         expose_headers=rule.expose_headers,
-        rules={**rule.rules, **cache.rules},
+        rules={**rule.rules, **cache.rules, **_trust(cache, admission)},
         file=file,
         line=line,
     )
+
+
+def _trust(cache: CacheRule, admission: AdmissionRules) -> dict[str, Any]:
+    """Return the rule of trust if an unconfirmed answer serves only a part of its scope."""
+    caches = cache.exact or cache.semantic
+    narrower = admission.trust == "own" or (admission.trust == "tenant" and cache.share == "global")
+    return {"cache.admit.trust": admission} if caches and narrower else {}
 
 
 def _compile_target(rule: TargetRule) -> Target:

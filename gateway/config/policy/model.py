@@ -205,13 +205,9 @@ class Route:
     file: str = ""  # the file of the rule
     line: int = 0
     caches: bool = field(init=False)  # whether a cache is on
-    withholds: bool = field(init=False)  # whether an unconfirmed answer serves only a part of its scope
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", self.exact_ttl_s is not None or self.semantic is not None)
-        trust = self.admission.trust
-        narrower = trust == "own" or (trust == "tenant" and self.share == "global")
-        object.__setattr__(self, "withholds", self.caches and narrower)
 
     def of(self, rule: type[R]) -> R | None:
         """Return the rule of a feature by its type; None: the feature is off."""

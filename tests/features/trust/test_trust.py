@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.cache.keys import asker_of
 from gateway.cache.threshold.answer_shares import AnswerText
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import AdmissionRules
+from gateway.features.trust.askers import asker_of
 from gateway.messages import Admission, Refusal
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
+from tests.fixtures.several import counted
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
@@ -92,8 +93,7 @@ def is_hit(answer: Answer) -> bool:
 
 
 def confirmations(keys: Keys) -> dict[str, float]:
-    found = keys.served.gateway.parts.telemetry.confirmations.values
-    return {outcome: count for (_, outcome), count in found.items()}
+    return counted(keys.served, "confirmations")
 
 
 def refusals(keys: Keys) -> float:

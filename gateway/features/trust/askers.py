@@ -6,21 +6,38 @@ the independent clients whose own fresh answers agreed with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
+from gateway.cache.keys import asker_digest, framed
+from gateway.config.policy.model import AdmissionRules
+from gateway.context import FeatureState, RequestContext
 from gateway.messages import Entry
 
 HALF = 32  # hex digits of each digest: 128 bits
 
 
+class Unconfirmed(FeatureState):
+    """The stored answers of other clients that the fresh answer of a request may confirm."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries: Sequence[Entry] = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Asker:
+class RouteAsker:
     """A client, as the trust of its route tells clients apart. `confirm` None: no number of askers makes an entry
     serve others."""
 
     name: str  # the kind, the digest of the credential, and that of the circle that an unconfirmed entry serves
     confirm: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
     @property
     def circle(self) -> str:
@@ -44,6 +61,17 @@ class Asker:
         known = [name for name in entry.askers if _kind(name) == _kind(self.name)]
         return self.confirm is not None and len(known) >= self.confirm
 
+    def own_key(self, fingerprint: str) -> str:
+        """Return the exact key of the client's circle. Others of the scope find its entries by similarity only, where
+        the confirmation is checked."""
+        return sha256(b"nearhit/1/own" + framed((fingerprint, self.circle))).hexdigest()
+
+    def withhold(self, request: RequestContext, entries: Sequence[Entry]) -> None:
+        request.of(Unconfirmed).entries = entries
+
+    def is_same_writer(self, a: Entry, b: Entry) -> bool:
+        return {_credential(name) for name in a.askers[:1]} == {_credential(name) for name in b.askers[:1]}
+
     def with_askers(self, entry: Entry, names: Iterable[str]) -> Entry:
         """Return the entry with those of `names` as askers that are independent of the ones it has.
 
@@ -58,9 +86,20 @@ class Asker:
         return entry if tuple(found) == entry.askers else replace(entry, askers=tuple(found))
 
 
-def same_writer(a: Entry, b: Entry) -> bool:
-    """Return whether the writers of two entries are not independent."""
-    return {_credential(name) for name in a.askers[:1]} == {_credential(name) for name in b.askers[:1]}
+def asker_of(rules: AdmissionRules, tenant: str, key: str, user: str | None) -> RouteAsker:
+    """Return the client as `rules.trust` tells clients apart. `key`: the id of its API key, empty if it has none.
+
+    A name has digests only, with the length prefixes of the keys. `trust: tenant` knows tenants. Otherwise an
+    unconfirmed entry serves one key and user, and the confirming client has another key, or by `confirm_by: user`
+    another user or key.
+    """
+    if rules.trust == "tenant":
+        party = asker_digest(tenant)
+        return RouteAsker(asker_name("t", party, party), rules.confirm)
+    circle = asker_digest(tenant, key, user or "")
+    if rules.confirm_by == "user":
+        return RouteAsker(asker_name("u", circle, circle), rules.confirm)
+    return RouteAsker(asker_name("k", asker_digest(tenant, key), circle), rules.confirm)
 
 
 def asker_name(kind: str, credential: str, circle: str) -> str:

@@ -9,7 +9,9 @@ from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
+from gateway.features.trust.askers import RouteAsker, Unconfirmed
 from gateway.messages import Entry
+from gateway.observability.metrics import Counter
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ResponseStore
 from gateway.tasks import Background
@@ -19,35 +21,55 @@ LOG = logging.getLogger("nearhit.quality")
 MAX_WAITING = 64  # comparisons that wait or run; beyond it a fresh answer confirms nothing
 
 
-class Confirmations:
-    """`Confirmations` adds askers to entries, after the client has its answer. `store`: the one that lookups read."""
+class TrustMetrics:
+    """The metrics of the feature."""
 
-    def __init__(self, store: ResponseStore, telemetry: Telemetry) -> None:
-        self._store = store
+    def __init__(self) -> None:
+        self.confirmations = Counter(
+            "nearhit_confirmations_total",
+            "Fresh answers compared with a stored answer that is not confirmed yet, by outcome",
+            ("route", "outcome"),
+        )
+
+
+class Confirmations:
+    """`Confirmations` adds askers to entries, after the client has its answer."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._metrics = telemetry.include(TrustMetrics())
         self._background = Background(MAX_WAITING)
 
-    def consider(self, request: RequestContext, fresh: Entry, comparisons: AnswerComparer) -> None:
-        """Compare a stored fresh answer with those that `request.to_confirm` names, if it may confirm any of them."""
+    def consider(
+        self, request: RequestContext, fresh: Entry, comparisons: AnswerComparer, store: ResponseStore
+    ) -> None:
+        """Compare a stored fresh answer with the unconfirmed ones of its request, if it may confirm any of them.
+        `store`: the one that lookups read."""
         asker = request.asker
-        if asker is None or asker.confirm is None:
+        if not isinstance(asker, RouteAsker) or asker.confirm is None:
             return
-        for stored in request.to_confirm:
+        for stored in request.of(Unconfirmed).entries:
             confirmed = asker.with_askers(stored, fresh.askers)
             if confirmed is not stored:
                 confirmed = replace(confirmed, subjects=tuple(dict.fromkeys((*stored.subjects, *fresh.subjects))))
             if confirmed is stored or not stored.askers:  # not an independent client, or the writer is not known
                 continue
-            work = self._confirm(request, fresh, stored, confirmed, comparisons)
+            work = self._confirm(request, fresh, stored, confirmed, comparisons, store)
             if not self._background.start(f"{stored.fingerprint} {asker.name}", work):
-                self._telemetry.confirmations.add(request.route, "dropped")
+                self._metrics.confirmations.add(request.route, "dropped")
 
     async def close(self) -> None:
         """Cancel the comparisons. The entries stay as they are."""
         await self._background.close()
 
     async def _confirm(
-        self, request: RequestContext, fresh: Entry, stored: Entry, confirmed: Entry, comparisons: AnswerComparer
+        self,
+        request: RequestContext,
+        fresh: Entry,
+        stored: Entry,
+        confirmed: Entry,
+        comparisons: AnswerComparer,
+        store: ResponseStore,
     ) -> None:
         assert request.call is not None  # its answer is stored
         label = await comparisons.label(request.call, stored, fresh) or Label.UNDECIDED
@@ -57,11 +79,11 @@ class Confirmations:
         outcome = {Label.RIGHT: "agreed", Label.WRONG: "differed"}.get(label, "undecided")
         if label is Label.RIGHT:
             try:
-                if not await self._store.amend(stored, confirmed):
+                if not await store.amend(stored, confirmed):
                     outcome = "replaced"  # another answer has taken its place
             except StoreUnavailable as error:
                 self._telemetry.store_errors.add()
                 LOG.warning("a confirmation could not be stored", extra={"fields": {"error": str(error)}})
                 outcome = "failed"
         # last, so that a reader of the counter finds all of the above done
-        self._telemetry.confirmations.add(request.route, outcome)
+        self._metrics.confirmations.add(request.route, outcome)

@@ -1,0 +1,88 @@
+"""The declaration of the feature `cache.admit.trust`, whose keys are in the section `cache.admit` of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Literal
+
+from gateway.cache.explanation import ExplainedPair
+from gateway.config.policy.model import Route
+from gateway.context import Handler, RequestContext
+from gateway.feature import Core, Feature, FeatureStep, HasEntry, Place, Runtime, Unsupported
+from gateway.features.trust.askers import asker_of
+from gateway.features.trust.confirmations import Confirmations, TrustMetrics
+from gateway.messages import Call, Refusal, Response
+from gateway.steps.guard import leave_caches
+from gateway.steps.route_ports import RoutePorts
+
+
+class TrustRuntime(Runtime):
+    """The shared parts of the feature."""
+
+    __slots__ = ("_confirmations",)
+
+    def __init__(self, confirmations: Confirmations) -> None:
+        self._confirmations = confirmations
+
+    def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
+        """Give a request that may be looked up the exact key of its client."""
+        if request.fingerprint:
+            key = "" if request.permit is None else request.permit.id
+            request.asker = asker = asker_of(route.admission, request.tenant, key, call.user)
+            request.fingerprint = asker.own_key(request.fingerprint)
+        return call
+
+    def ports(self, route: Route) -> RoutePorts:
+        return RoutePorts(on_stored=None if route.admission.confirm is None else self._confirmations.consider)
+
+    def own_keys(self, route: Route, inner: Handler) -> Handler:
+        """Return the step that gives each request the exact key of its client."""
+
+        def apply(request: RequestContext) -> Response | Awaitable[Response]:
+            if request.call is not None:
+                self.apply(request, request.call, route)
+            return inner(request)
+
+        return apply
+
+
+class Trust(Feature):
+    """Answers that serve a part of their scope until independent clients have confirmed them."""
+
+    key = "cache.admit.trust"
+    summary = "The clients that an unconfirmed response serves."
+    form = Literal["own", "tenant", "global"] | None
+    metrics = TrustMetrics
+    steps = (
+        FeatureStep(
+            "OwnKeys", Place.KEYS, "an unconfirmed answer serves its writer only", TrustRuntime.own_keys, leave_caches
+        ),
+    )
+    stores = Unsupported("the digests of clients are a part of each entry")
+
+    def open(self, core: Core) -> TrustRuntime:
+        confirmations = Confirmations(core.telemetry)
+        core.stack.push_async_callback(confirmations.close)
+        return TrustRuntime(confirmations)
+
+    def explain(self, request: RequestContext, route: Route) -> Unsupported:
+        return Unsupported("the fingerprint is that of the client")
+
+    async def explain_pair(self, pair: ExplainedPair, route: Route, has_entry: HasEntry) -> ExplainedPair:
+        """Return the explanation for a client that has not asked before. Other refusals come first."""
+        if not pair.served or await has_entry(asker_of(route.admission, "", "", None).may_have):
+            return pair
+        confirm = route.admission.confirm
+        until = "for good" if confirm is None else f"until the answers of {confirm} independent clients agree"
+        why = f"unconfirmed: not confirmed yet, so only its writer has the answer, {until}; otherwise {pair.why}"
+        return replace(pair, served=False, reason=Refusal.UNCONFIRMED, why=why)
+
+    def doctor(self, route: Route) -> Unsupported:
+        return Unsupported("nearhit check finds the faults of its keys")
+
+    def simulate(self) -> Unsupported | None:
+        return Unsupported("trust is not replayed: each answer serves its whole scope")
+
+
+TRUST = Trust()
