@@ -15,10 +15,8 @@ from typing import Any
 from gateway import bootstrap
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
-from gateway.admin.explain_pair import ExplainHandler
-from gateway.admin.explanation import ExplainRequests
-from gateway.admin.feature_operations import AdminCore, feature_routes
 from gateway.admin.learning import QualityHandler, RoutingHandler
+from gateway.admin.on_demand import AdminCore, routes_on_demand
 from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.policy_sync import sync_policy
@@ -129,19 +127,17 @@ class Gateway:
         self.admin_port = self._admin_port(worker_environment)
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
-    def _admin_core(self) -> AdminCore:
-        spaces = self.parts.spaces  # a reference to the parts would keep a former space in memory
-        return AdminCore(
-            self.config,
-            self.parts.clock,
-            self.policies,
-            lambda: self.policy,
-            lambda: spaces.serving.embedder.fingerprint,
-            self.parts.recorder.flush,
-        )
-
     def _admin_port(self, worker_environment: WorkerEnvironment | None) -> AdminPort:
         config, parts = self.config, self.parts
+        core = AdminCore(
+            config,
+            parts.clock,
+            self._deployment,
+            self.features,
+            self.policies,
+            lambda: self.policy,
+            lambda: self.parts,
+        )
         return AdminPort(
             config.server.admin,
             self.access.guard,
@@ -154,21 +150,13 @@ class Gateway:
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
-                *ExplainHandler(lambda: self.policy, parts.spaces, parts.memory).routes(),
-                *ExplainRequests(
-                    lambda: self.policy,
-                    lambda: self.parts,
-                    self._deployment,
-                    self.config.auth.passthrough_rules,
-                    self.features,
-                ).routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *bootstrap.privacy_admin_of(parts, self.stores, self.eraser).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
                 *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
-                *feature_routes(self._admin_core()),
+                *routes_on_demand(core),
             ],
         )
 

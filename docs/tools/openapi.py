@@ -1,6 +1,6 @@
 """Write docs/schema/admin-openapi.json and the table of docs/admin-api.md: `python -m docs.tools.openapi`.
 
-The document describes the routes that the handlers of `gateway.admin` register, and the operations of features. A
+The document describes the routes that the handlers of `gateway.admin` register, and those of `OPERATIONS`. A
 handler declares its types with `gateway.admin.operations.operation`; its docstring has the summary, and `ROLES` the
 role that it requires.
 """
@@ -24,8 +24,8 @@ from pydantic.json_schema import JsonSchemaMode
 
 from docs.tools.page_parts import with_part
 from gateway import admin
-from gateway.admin.feature_operations import OPERATIONS
 from gateway.admin.middleware import ROLES
+from gateway.admin.on_demand import OPERATIONS
 from gateway.admin.operations import JSON, Operation, operation_of
 from gateway.admin.responses import Error
 from gateway.cli.json_schema import DescribedSchema, without_titles

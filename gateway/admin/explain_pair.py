@@ -10,10 +10,10 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.pair_knowledge import PairKnowledge
 from gateway.admin.responses import json_response
-from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
@@ -27,7 +27,6 @@ from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.feature import features_of
 from gateway.messages import Bypass, Decisive, Embedding, Entry
 from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
-from gateway.steps.feedback import FeedbackState
 
 # POST /admin/cache/explain. The prompts are neither logged nor stored.
 PATH = "/admin/cache/explain"
@@ -188,29 +187,24 @@ class PairBody(TypedDict):
     """Default: the last route of the policy."""
 
 
+@dataclass(frozen=True, slots=True)
 class ExplainHandler:
-    """`ExplainHandler` serves `POST /admin/cache/explain`. `policy` returns the policy in force."""
+    """`ExplainHandler` serves `POST /admin/cache/explain`."""
 
-    def __init__(self, policy: Callable[[], Policy], spaces: Spaces, memory: FeedbackState) -> None:
-        self._policy = policy
-        self._spaces = spaces
-        self._memory = memory
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post(PATH, self.explain)]
+    core: AdminCore
 
     @operation(ExplainedPair, body=PairBody)
-    async def explain(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """Explain how the semantic cache of a route judges two prompts, with all that the route has learned.
 
         The call changes nothing. The prompts are neither logged nor stored.
         """
         try:
             pair = parse_pair(await request.read())
-            route, rule = semantic_route(self._policy(), pair.route)
-            space = self._spaces.serving
+            route, rule = semantic_route(self.core.policy(), pair.route)
+            parts = self.core.parts()
+            space, memory = parts.spaces.serving, parts.memory
             control = space.controls.of(route.name)
-            memory = self._memory
             knowledge = PairKnowledge(
                 memory.links, memory.counterexamples, space.decoys, memory.served, space.store, space.index
             )

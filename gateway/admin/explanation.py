@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,20 +10,21 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.screen import Screening
 from gateway.cache.stored_parts import StoredCommand, not_reached
-from gateway.config.policy.model import Policy, Route, Target
+from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, CredentialRules
 from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest, EmbedderUnavailable
-from gateway.feature import Features, Unsupported, features_of
+from gateway.feature import Unsupported, features_of
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
 from gateway.messages import Call, Choice, Embedding, Scorer
-from gateway.pipeline import Deployment, steps_of
+from gateway.pipeline import steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
@@ -382,32 +383,14 @@ class WrappedRequest(TypedDict):
     """Default: that of the credentials in `headers`, where backends check them."""
 
 
+@dataclass(frozen=True, slots=True)
 class ExplainRequests:
-    """`ExplainRequests` serves `POST /admin/explain`.
+    """`ExplainRequests` serves `POST /admin/explain`."""
 
-    `rules`: as in `parse_request`. `policy` and `parts` return those in force. A reference to the parts would keep a
-    former index in memory.
-    """
-
-    def __init__(
-        self,
-        policy: Callable[[], Policy],
-        parts: Callable[[], Parts],
-        deployment: Deployment,
-        rules: CredentialRules | None,
-        features: Features,
-    ) -> None:
-        self._features = features
-        self._policy = policy
-        self._parts = parts
-        self._deployment = deployment
-        self._rules = rules
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post(PATH, self.explain)]
+    core: AdminCore
 
     @operation(Explanation, body=WrappedRequest | dict[str, Any])
-    async def explain(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """Explain how the gateway would handle a request now, with the predicted latencies.
 
         The body is the body of a request, or an object with `body` and optionally `path`, `headers` and `tenant`.
@@ -424,16 +407,16 @@ class ExplainRequests:
         return json_response(found.as_json())
 
     async def _explain(self, value: object) -> Explanation:
-        parts = self._parts()
-        request, call = parse_request(value, parts.clock, "the body", self._rules)
-        policy = self._policy()
+        parts = self.core.parts()
+        request, call = parse_request(value, parts.clock, "the body", self.core.config.auth.passthrough_rules)
+        policy = self.core.policy()
         route = find_route(request, call, (call.model,), policy)
-        call = self._features.apply_route(request, call, route)
+        call = self.core.features.apply_route(request, call, route)
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
-        deciding = backend_choice_of(route, parts, self._features.ports(route))
+        deciding = backend_choice_of(route, parts, self.core.features.ports(route))
         decision = await deciding.choose(request)
-        steps = steps_of(route, self._deployment)
+        steps = steps_of(route, self.core.deployment)
         scored_by = str(parts.escalations.scores.of(route.name).source)
         screening = await _screening(route, parts, request, call)
         return build_explanation(request, call, route, decision, deciding.outlook(request), steps, scored_by, screening)

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-# Imports of `nearhit serve` that only a missing model, several workers, `tune: {every: 1d}` or an operation needs.
+# Only a missing model, several workers, `tune: {every: 1d}` or an operation of the admin port needs these.
 UNUSED = (
+    "gateway.admin.explain_pair",
+    "gateway.admin.explanation",
     "gateway.cli.first_build",
     "gateway.cli.workers",
     "gateway.features.simulation",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import Field
 
-from gateway.admin.feature_operations import AdminCore
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.policy import YAML, FileQuery, PolicyError, PolicyFaults, body_of, file_of, policy_errors
 from gateway.admin.responses import json_response
@@ -37,9 +37,8 @@ class SimulationAdmin:
     """`SimulationAdmin` serves `POST /admin/simulate`."""
 
     def __init__(self, core: AdminCore) -> None:
-        self._policies = core.policies
-        self._policy = core.policy
-        self._runner = SimulationRunner(core.config, core.flush_traffic, core.embedder, core.clock.wall)
+        self._core = core
+        self._runner = SimulationRunner(core.config, self._flush, self._embedder, core.clock.wall)
 
     @operation(SimulationReport, query=SimulateQuery, **{**YAML, "errors": {422: PolicyFaults | PolicyError}})
     async def answer(self, request: web.Request) -> web.Response:
@@ -50,5 +49,11 @@ class SimulationAdmin:
         return await policy_errors(self._simulate)(request)
 
     async def _simulate(self, request: web.Request) -> web.Response:
-        staged = await self._policies.validate(file_of(request), await body_of(request))
-        return json_response(await self._runner.of(self._policy(), staged.policy, request.query.get("traffic")))
+        staged = await self._core.policies.validate(file_of(request), await body_of(request))
+        return json_response(await self._runner.of(self._core.policy(), staged.policy, request.query.get("traffic")))
+
+    async def _flush(self) -> None:
+        await self._core.parts().recorder.flush()
+
+    def _embedder(self) -> str:
+        return self._core.parts().spaces.serving.embedder.fingerprint
