@@ -25,8 +25,8 @@ from aiohttp import web
 from playwright.async_api import Browser, Page
 
 from gateway.adapters.redis.client import connect
-from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.history import RETENTION_S, SHARED
 from gateway.admin.policy_manager import check_folder

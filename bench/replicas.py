@@ -24,10 +24,10 @@ from bench.gateways import free_port, gateway_of, server
 from bench.load import request_bytes, run
 from bench.process import children_of, rss_mb
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
+from gateway.features.replicas.change_log import ChangeLogWriter
 from gateway.messages import Entry
 from gateway.observability.metrics import LATENCY_BUCKETS, quantile_of
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from gateway.admin.learning import QualityHandler, RoutingHandler
 from gateway.admin.on_demand import AdminCore, routes_on_demand
 from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
-from gateway.admin.policy_sync import sync_policy
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
 from gateway.bootstrap import Access, Dashboard, Observed, build_jobs, observer_of
@@ -70,7 +70,9 @@ class Gateway:
         self.stores = stores
         self.removal = bootstrap.purge_of(config, parts, stores, lambda: self.policy)
         self.eraser = bootstrap.eraser_of(config, parts, stores, self.removal)
-        self.replication = bootstrap.replication_of(stores, parts, self.removal)
+        self.replication = parts.fleet.replicate(
+            stores, parts.spaces, parts.store, parts.memory, parts.telemetry, parts.clock, self.removal
+        )
         self.recovery = bootstrap.recovery_of(stores, parts.space, parts, self.removal, self.replication)
         self.migration = bootstrap.migration_of(stores, parts)
         self.cutover = bootstrap.cutover_of(config, stores, parts, self.migration, self._on_cutover)
@@ -262,7 +264,7 @@ class Gateway:
             "loop": self.parts.loop_monitor.shown(),
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
             "embedder": self.parts.space.embedder.fingerprint,
-            "other_embedders": self.parts.embedders.others,
+            "other_embedders": list(self.parts.fleet.other_embedders),
             "embedder_to_come": None
             if (upcoming := self.parts.spaces.upcoming) is None
             else upcoming.embedder.fingerprint,
@@ -316,7 +318,9 @@ async def running(
         )
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
-        sync_policy(stack, gateway.policies, gateway.parts.fleet, stores.policies)
+        if stores.shared is not None:
+            sync_policy = import_module("gateway.features.replicas.policy_sync").sync_policy
+            sync_policy(stack, gateway.policies, gateway.parts.fleet)
         await gateway.removal.refresh()  # before any stored entry is served
         await gateway.access.begin(stack)
         _start_background(gateway, stack, worker_environment)
@@ -328,7 +332,7 @@ def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environmen
     """Start the background tasks."""
     work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
     work += [] if gateway.eraser is None else [gateway.eraser.follow()]
-    work += [part.run() for part in (gateway.parts.cluster_leases, gateway.replication) if part is not None]
+    work += [run() for run in gateway.parts.fleet.work]
     gateway.figures.begin(stack, worker_environment)
     gateway.dashboard.begin(stack, gateway.gauges.sample)
     for job in [*work, *map(restart_on_failure, gateway.jobs.work)]:

@@ -22,9 +22,9 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from gateway.adapters.redis.jobs import RedisJobs
-from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.rekey import Rekey
+from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.adapters.system.audit_file import AuditFile
 from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.admin.audit import AuditTrail
@@ -48,7 +48,6 @@ from gateway.cache.index_checkpoints import IndexFiles, remove_former_checkpoint
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
 from gateway.cache.redaction import Redaction
-from gateway.cache.replication import Replication
 from gateway.cache.stored_parts import MESSAGES, StoredParts, UnreachedPart
 from gateway.cache.stores import Stores
 from gateway.config import AuthConfig, Config, OpenAIBackendConfig
@@ -81,6 +80,7 @@ from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
 from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
 from gateway.steps.control_endpoints import Endpoint
+from gateway.steps.fleet import Replicating
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
 from gateway.steps.shared_tenants import TenantsOfKeys
@@ -308,7 +308,7 @@ def stored_parts_of(
         relations,
         learned,
         IndexFiles(config.data_dir, lambda: [s.checkpoints for s in spaces.all if s.checkpoints is not None], unowned),
-        UnreachedPart(MESSAGES, exists=stores.gossip is not None),
+        UnreachedPart(MESSAGES, exists=stores.shared is not None),
         Disk(stores.file),
     )
 
@@ -340,41 +340,12 @@ def privacy_admin_of(parts: Parts, stores: Stores, eraser: Eraser | None) -> Pri
     return PrivacyAdmin(eraser, parts.erasure_secret, Rekey(stores.redis, stores.file), parts.clock)
 
 
-def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
-    """Build the replication. Return None if no other gateway uses this store."""
-    if stores.changes is None or stores.journal is None:
-        return None
-    known, links = parts.memory.counterexamples, parts.memory.links
-
-    async def reread() -> None:
-        known.add(await stores.redis.counterexamples())
-        links.add(await stores.redis.links())
-        await removal.refresh()
-
-    replication = Replication(
-        stores.changes,
-        parts.spaces,
-        parts.store,
-        known,
-        links,
-        parts.telemetry,
-        parts.clock,
-        gateway=stores.journal.gateway,
-        reread=reread,
-        on_removal=removal.wake,
-    )
-    for space in parts.spaces.all:
-        if space.checkpoints is not None:
-            space.checkpoints.position = lambda: replication.position
-    return replication
-
-
 def recovery_of(
     stores: Stores,
     space: Space,
     parts: Parts,
     removal: Purge | None = None,
-    replication: Replication | None = None,
+    replication: Replicating | None = None,
 ) -> Recovery:
     """Build the recovery of one space. Pass `removal` and `replication` only for the serving space: counterexamples and
     removals must be known before any lookup."""

@@ -9,7 +9,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgpack
 
@@ -20,6 +19,7 @@ from gateway.errors import StoreUnavailable
 from gateway.files import WORKERS
 from gateway.observability.aggregation import VersionMismatch, merge, pack_metrics
 from gateway.observability.telemetry import Telemetry
+from gateway.ports import MetricsStore
 from gateway.tasks import run_in
 from gateway.worker import WorkerEnvironment
 
@@ -146,16 +146,6 @@ PUBLISH_EVERY_S = 2.0
 RETENTION_S = 15  # seconds after which a silent gateway no longer counts
 
 
-class MetricsStore(Protocol):
-    """The port to the metrics of other gateways on the store. Both methods raise `StoreUnavailable`."""
-
-    async def publish(self, figures: bytes, keep_s: int) -> None:
-        """Publish this gateway's metrics. Those of gateways silent for `keep_s` seconds are dropped."""
-
-    async def others(self) -> list[bytes]:
-        """Return the metrics that the other gateways have published."""
-
-
 class FleetMetrics:
     """`FleetMetrics` merges the metrics of all gateways on a store.
 
@@ -223,4 +213,5 @@ def figures_of(
     started: float,
 ) -> FleetMetrics:
     """`config` is the result of `WorkerEnvironment.applied`."""
-    return FleetMetrics(stores.figures, worker_metrics_of(config, worker_environment, telemetry), gauges, started)
+    figures = None if stores.shared is None else stores.shared.figures
+    return FleetMetrics(figures, worker_metrics_of(config, worker_environment, telemetry), gauges, started)

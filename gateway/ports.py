@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.limits import Demand, Return, TakeResult
 from gateway.messages import (
@@ -627,6 +627,30 @@ def number_of(position: str) -> tuple[int, int]:
     """Return the sort key of a position."""
     milliseconds, _, sequence = position.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+class MetricsStore(Protocol):
+    """The port to the metrics of other gateways on the store. Both methods raise `StoreUnavailable`."""
+
+    async def publish(self, figures: bytes, keep_s: int) -> None:
+        """Publish this gateway's metrics. Those of gateways silent for `keep_s` seconds are dropped."""
+
+    async def others(self) -> list[bytes]:
+        """Return the metrics that the other gateways have published."""
+
+
+class ChangeJournal(Protocol):
+    """The writer of the log of changes, for the other gateways on the store."""
+
+    @property
+    def gateway(self) -> str:
+        """The name of the writer."""
+
+    def append(self, pipe: Any, kind: ChangeKind, *names: str) -> None:
+        """Append a change to a pipeline of the client, which the caller executes."""
+
+    def command(self, kind: ChangeKind, *names: str) -> list[str | int]:
+        """Return the change as the words of a command, for scripts."""
 
 
 class ChangeLog(Protocol):

@@ -65,9 +65,8 @@ class StateKeeper:
     """`StateKeeper` saves and restores the learned state of every route.
 
     A route is not saved before its last snapshot was read: an empty one must not replace it. Gateways on one store
-    exchange what they learn (`gateway.cache.gossip`). So every snapshot is that of all gateways, whichever saved it
-    last. `position` tells how far the others' messages were read; it is saved with the snapshot, and a start continues
-    there.
+    exchange what they learn. So every snapshot is that of all gateways, whichever saved it last. `position` tells
+    how far the others' messages were read; it is saved with the snapshot, and a start continues there.
     """
 
     def __init__(

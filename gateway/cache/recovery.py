@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.index_checkpoints import IndexCheckpoints
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge
-from gateway.cache.stream_consumer import StreamConsumer
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, RelationStore, ResponseStore, VectorIndex
 
@@ -21,6 +21,16 @@ LOG = logging.getLogger("nearhit")
 # and until the store is read no semantic hit is found.
 FIRST_RETRY_S, RETRY_S = 0.1, 2.0
 BATCH = 500  # vectors per read
+
+
+class ChangeConsumer(Protocol):
+    """The reader of the changes that other gateways make."""
+
+    async def resume(self, position: str | None) -> bool:
+        """Go on from a position. Return False if changes after it are lost. Raise `StoreUnavailable`."""
+
+    async def start_from_end(self) -> None:
+        """Begin with the next change. Raise `StoreUnavailable`."""
 
 
 class Recovery:
@@ -40,7 +50,7 @@ class Recovery:
         checkpoints: IndexCheckpoints | None = None,
         learning: StateKeeper | None = None,
         removal: Purge | None = None,
-        consumer: StreamConsumer | None = None,
+        consumer: ChangeConsumer | None = None,
     ) -> None:
         """Set up the recovery.
 

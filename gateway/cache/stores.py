@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from typing import Protocol
 
 from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.batches import RedisBatches
-from gateway.adapters.redis.change_log import ChangeLogReader, ChangeLogWriter
 from gateway.adapters.redis.client import CONNECT_S, StoreAccess, connect
 from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.redis.entry_sizes import RedisEntrySizes
 from gateway.adapters.redis.former_entries import adopt_former
-from gateway.adapters.redis.gossip_stream import GossipStream, ReplyQueue
 from gateway.adapters.redis.jobs import RedisJobs
-from gateway.adapters.redis.leases import RedisLeases
-from gateway.adapters.redis.metrics import MetricsSnapshots
-from gateway.adapters.redis.policy import RedisPolicies
 from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.quotas import RedisQuotas
 from gateway.adapters.redis.record_encryption import MIN_SECRET, RecordKeys
@@ -29,7 +25,6 @@ from gateway.adapters.redis.records import PLAIN, RecordCodec
 from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
-from gateway.cache.cluster_leases import TTL_S as LEASE_TTL_S
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.eviction import INDEX_SHARE, MEMORY_SHARE, Evictor
 from gateway.cache.memory_cache import TieredStore
@@ -38,31 +33,35 @@ from gateway.config.environment import read_secret
 from gateway.config.store import EncryptionKey, StoreConfig, StoreEncryption
 from gateway.errors import StartupError
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock
+from gateway.ports import Clock, MetricsStore
 
 # Seconds. On a shared store another gateway may remove an entry, so memory is refreshed after this time.
 SHARED_FRONT_MAX_AGE_S = 5.0
 
 
+class SharedStore(Protocol):
+    """The parts of a store that several gateways use (`gateway.features.replicas`)."""
+
+    @property
+    def figures(self) -> MetricsStore:
+        """The metrics of the other gateways."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stores:
+    """The clients of the store, by what they read and write."""
+
     front: TieredStore
     redis: RedisStore
     file: AppendOnlyFile
     removals: RedisPurges
     keys: RedisApiKeys
-    leases: RedisLeases | None  # None: no other gateway is on this store
     quotas: RedisQuotas
     affinity: RedisAffinity
     jobs: RedisJobs
     batches: RedisBatches
     server: ValkeySupervisor | None
-    changes: ChangeLogReader | None  # None as `leases`
-    journal: ChangeLogWriter | None
-    gossip: GossipStream | None
-    policies: RedisPolicies | None
-    figures: MetricsSnapshots | None
-    replies: ReplyQueue
+    shared: SharedStore | None  # None: no other gateway is on this store
 
     async def adopt_former(self) -> None:
         """Give the entries of former versions their present names, if no gateway of such a version can be on the store.
@@ -136,7 +135,8 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     # The connect timeout is at least the reply timeout: otherwise the first answer would not be stored.
     client = connect(url, max(CONNECT_S, config.store.timeout), access)
     shared = server is None
-    journal = ChangeLogWriter(secrets.token_hex(8), config.store.max_changes) if shared else None
+    replicas = import_module("gateway.features.replicas.store") if shared else None
+    journal = None if replicas is None else replicas.journal_of(config.store)
     redis = RedisStore(
         client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal, codec=codec
     )
@@ -144,30 +144,21 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     front = TieredStore(
         redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
     )
-    leases = RedisLeases(redis, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S) if shared else None
     quotas = RedisQuotas(redis, timeout_s=config.store.timeout)
     sync = WriteThrough(client) if config.jobs.fsync else None
     jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
-    changes = ChangeLogReader(client) if shared else None
-    gossip = None if journal is None else GossipStream(redis, client, journal.gateway)
     return Stores(
         front=front,
         redis=redis,
         file=AppendOnlyFile(redis, owned=url.startswith("unix://")),  # also that of the supervisor of workers
         removals=RedisPurges(redis),
         keys=RedisApiKeys(redis),
-        leases=leases,
         quotas=quotas,
         affinity=RedisAffinity(redis, timeout_s=config.store.timeout),
         jobs=jobs,
         batches=batches,
         server=server,
-        changes=changes,
-        journal=journal,
-        gossip=gossip,
-        policies=RedisPolicies(redis, client) if shared else None,
-        figures=None if journal is None else MetricsSnapshots(redis, client, journal.gateway),
-        replies=ReplyQueue(redis, client),
+        shared=None if replicas is None else replicas.open_shared(redis, client, journal, config.store.timeout),
     )
 
 

@@ -23,11 +23,10 @@ from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.routing.tuned_pool import pools_of, prices_of
 from gateway.steps.base_url_hint import BaseUrlHint
-from gateway.steps.cluster_lease import ClusterLease, LeasedLookup
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
 from gateway.steps.dispatch import Call, Dispatch, Mirror
 from gateway.steps.error_boundary import ErrorBoundary, Inflight
-from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
+from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache, LeasedLookup
 from gateway.steps.exact_fast_path import ExactFastPath
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.list_models import ModelList
@@ -129,8 +128,8 @@ class RouteSteps:
         ):
             prefetch = EmbeddingPrefetch(embedder)
         leased = None
-        if parts.cluster_leases is not None:
-            leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable, self.ports.placement)
+        if (leasing := parts.fleet.leasing) is not None:
+            leased = leasing.lookup(parts.store, parts.unstorable, self.ports.placement)
         return exact_lookup(self.route, parts, inner, prefetch, leased)
 
     def single_flight(self, inner: Handler) -> Handler:
@@ -159,21 +158,11 @@ class RouteSteps:
         ).__call__
 
     def cluster_lease(self, inner: Handler) -> Handler:
-        route, parts = self.route, self.parts
-        assert parts.cluster_leases is not None  # else the step is absent
+        route, parts, leasing = self.route, self.parts, self.parts.fleet.leasing
+        assert leasing is not None  # else the step is absent
         lifetime = exact_lifetime(route) or Lifetime(longest_lifetime_s(route), route.jitter)
-        exact = route.exact_ttl_s is not None
-        return ClusterLease(
-            inner,
-            parts.cluster_leases,
-            parts.store,
-            parts.clock,
-            parts.telemetry,
-            parts.unstorable,
-            lifetime,
-            self.ports.placement,
-            exact=exact,
-        ).__call__
+        exact, placement = route.exact_ttl_s is not None, self.ports.placement
+        return leasing.step(inner, parts.store, parts.clock, parts.unstorable, lifetime, placement, exact=exact)
 
     def store_response(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -186,7 +175,7 @@ class RouteSteps:
             parts.unstorable,
             self._on_stored(),
             None if route.semantic is None else parts.space.late,
-            behind=parts.cluster_leases is not None,
+            behind=parts.fleet.leasing is not None,
         )
         return StoreResponse(
             inner,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
@@ -17,7 +18,6 @@ from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Refusal, Respons
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearbyStore
 from gateway.statuses import is_failure
-from gateway.steps.cluster_lease import LeasedLookup
 from gateway.streams import close_body, drain
 from gateway.tasks import Background
 
@@ -45,6 +45,16 @@ class EmbeddingPrefetch:
     def observe(self, *, found: bool) -> None:
         """Record whether the store had the answer."""
         self._answered += self.WEIGHT * (found - self._answered)
+
+
+class LeasedLookup(Protocol):
+    """The lookup on a store that other gateways use. If there is no entry, it asks for the lease on the call."""
+
+    async def get(self, request: RequestContext) -> Entry | None:
+        """Return the entry, if it may be served. Raise `StoreUnavailable`."""
+
+    def release_unused(self, request: RequestContext) -> None:
+        """Release a lease under which no call was made."""
 
 
 class ExactCache:

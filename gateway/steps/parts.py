@@ -14,7 +14,6 @@ from gateway.cache.admission import HitForMiss, UseCounts
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import HitAudits
-from gateway.cache.cluster_leases import ClusterLeases
 from gateway.cache.decoys import Decoys
 from gateway.cache.embedding_spaces import PendingEmbeddings, Space, Spaces
 from gateway.cache.erasure import RecentErasures
@@ -57,9 +56,8 @@ from gateway.routing.rate_limiter import RateLimiter
 from gateway.routing.resource_affinity import ResourceAffinity
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
-from gateway.steps.embedder_announcements import EmbedderAnnouncements
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
-from gateway.steps.fleet import Fleet
+from gateway.steps.fleet import Fleet, fleet_of
 from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER
@@ -276,7 +274,6 @@ class Parts:
     shadows: Mirroring
     prices: Mapping[str, Price]
     unstorable: HitForMiss
-    cluster_leases: ClusterLeases | None  # None: no other gateway is on this store
     quotas: RateLimiter
     affinity: ResourceAffinity
     clock: Clock
@@ -286,7 +283,6 @@ class Parts:
     max_body: int
     memory: FeedbackState
     fleet: Fleet
-    embedders: EmbedderAnnouncements
     feedback: FeedbackEndpoint
     background: Background
     evictions: Evictor
@@ -330,7 +326,9 @@ async def build_parts(
     spaces, former = await open_spaces(stack, inputs, embedder)
     background = Background()
     stack.push_async_callback(background.close)
-    cluster_leases, quotas = _open_leases(stack, stores, telemetry), _open_quotas(stack, stores, clock, telemetry)
+    fleet.open_leases(stack, telemetry)
+    fleet.announce_embedder(stack, spaces, clock)
+    quotas = _open_quotas(stack, stores, clock, telemetry)
     escalations, routing = _open_routing(stack, inputs, spaces)
     recorded_state.set_sources(spaces, escalations)
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
@@ -357,7 +355,6 @@ async def build_parts(
         shadows=shadows,
         prices=prices,
         unstorable=HitForMiss(clock),
-        cluster_leases=cluster_leases,
         quotas=quotas,
         affinity=_open_affinity(stack, stores),
         clock=clock,
@@ -367,7 +364,6 @@ async def build_parts(
         max_body=config.server.max_body,
         memory=memory,
         fleet=fleet,
-        embedders=fleet.announce_embedder(stack, spaces, clock),
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
         background=background,
         evictions=evictions,
@@ -412,19 +408,11 @@ def _build_inputs(
         telemetry=telemetry,
         clock=clock,
         draw=draw,
-        fleet=Fleet(stores, clock),
+        fleet=fleet_of(stores, clock),
         recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
         label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )
-
-
-def _open_leases(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> ClusterLeases | None:
-    if stores.leases is None:
-        return None
-    cluster_leases = ClusterLeases(stores.leases, telemetry)
-    stack.push_async_callback(cluster_leases.close)  # once no call is in flight any more
-    return cluster_leases
 
 
 def _open_affinity(stack: AsyncExitStack, stores: Stores) -> ResourceAffinity:

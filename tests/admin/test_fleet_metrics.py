@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.redis.metrics import MetricsSnapshots
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from tests.cache.test_replicas import Start, on, start
+from gateway.features.replicas.metrics_store import MetricsSnapshots
+from tests.features.replicas.test_replicas import Start, on, start
 from tests.fixtures.gateways import Served
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.upstream import Upstream

@@ -17,8 +17,8 @@ from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache import model_factory
 from gateway.cli.doctor.network import running
 from gateway.config import Config
+from gateway.features.replicas import embedder_announcements
 from gateway.messages import Vector
-from gateway.steps import embedder_announcements
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of
 from tests.fixtures.gateways import gateway_of as gateway_with
 from tests.fixtures.stores import OutsideServer
@@ -143,7 +143,7 @@ async def test_another_embedder_on_the_store_takes_no_hits_from_a_gateway_and_bo
         other_model()
         async with gateway_of(second_config) as second:
             await migrated(second)
-            position = await second.gateway.stores.changes.end()  # type: ignore[union-attr]
+            position = await second.gateway.stores.shared.changes.end()  # type: ignore[union-attr]
             await until(lambda: first.gateway.replication.position == position)  # type: ignore[union-attr]
             calls = len(upstream.chats)
             for served in (first, second, first):

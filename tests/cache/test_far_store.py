@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.redis.leases import LOOK_UP, RENEW
 from gateway.adapters.redis.store_client import Script
-from gateway.cache import stores
+from gateway.features.replicas import store as replica_store
+from gateway.features.replicas.lease_store import LOOK_UP, RENEW
 from gateway.tasks import cancel_and_wait
 from tests.fixtures.entries import entry_of
 from tests.fixtures.far_store import FarStore, Sent, far_store
@@ -34,7 +34,7 @@ async def far(outside_store: OutsideServer) -> AsyncIterator[FarStore]:
 async def served(
     far: FarStore, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Served]:
-    monkeypatch.setattr(stores, "LEASE_TTL_S", 600.0)
+    monkeypatch.setattr(replica_store, "TTL_S", 600.0)
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, store={"url": far.url})
     async with gateway_of(config) as gateway:
         await at_rest(gateway)
@@ -58,14 +58,14 @@ def fingerprint_of(commands: Sequence[Sent]) -> str:
 
 async def settled(served: Served) -> None:
     """Return when the store has confirmed all writes."""
-    leases = served.gateway.parts.cluster_leases
+    leases = served.gateway.parts.fleet.leasing.leases
     assert leases is not None
     await until(lambda: leases.active == 0)
 
 
 async def released(served: Served, fingerprint: str) -> None:
     """Return when nobody holds the lease of an entry. No lease of these tests ends by time."""
-    leases = served.gateway.stores.leases
+    leases = served.gateway.stores.shared.leases
     assert leases is not None
     async with asyncio.timeout(PATIENCE_S):
         while await leases.holders([fingerprint]) != [0]:
@@ -120,7 +120,7 @@ async def test_the_lease_of_an_answer_lasts_until_the_store_has_it(
     served: Served, far: FarStore, upstream: Upstream
 ) -> None:
     await warmed(served)
-    leases = served.gateway.parts.cluster_leases
+    leases = served.gateway.parts.fleet.leasing.leases
     assert leases is not None
     upstream.gate.clear()
     upstream.arrived.clear()

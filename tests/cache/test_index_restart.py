@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.redis.change_log import CHANGES_KEY
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import model_factory, recovery
@@ -22,6 +21,7 @@ from gateway.cache.links import Links
 from gateway.cache.recovery import Recovery
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.change_log import CHANGES_KEY
 from gateway.ports import StoredVector
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of

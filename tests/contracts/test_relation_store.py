@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.redis import store as redis_store
-from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.store import RedisStore
+from gateway.features.replicas.change_log import ChangeLogWriter
 from gateway.ports import RelationStore
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.clock import FakeClock

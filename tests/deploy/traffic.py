@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.adapters.redis.change_log import CHANGES_KEY
+from gateway.features.replicas.change_log import CHANGES_KEY
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer, outside_server

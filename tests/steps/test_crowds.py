@@ -13,11 +13,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache import cluster_leases as leasings
 from gateway.cache import flight as flights
-from gateway.cache import stores
 from gateway.cache.admission import HIT_FOR_MISS_TTL_S, HitForMiss
-from gateway.cache.cluster_leases import ClusterLeases
+from gateway.features.replicas import cluster_leases as leasings
+from gateway.features.replicas import store as replica_store
+from gateway.features.replicas.cluster_leases import ClusterLeases
 from gateway.observability.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore
@@ -33,7 +33,7 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def _leases_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in a real store: none is to end by time here, as it would where the machine stands still."""
-    monkeypatch.setattr(stores, "LEASE_TTL_S", LONG_S)
+    monkeypatch.setattr(replica_store, "TTL_S", LONG_S)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_what_is_remembered_is_bounded_in_number_and_in_time(steps: list[tuple[i
 
 async def test_with_a_store_of_its_own_a_gateway_takes_no_leases(served: Served) -> None:
     await served.chat("hi")
-    assert served.gateway.parts.cluster_leases is None
+    assert served.gateway.parts.fleet.leasing is None
     assert outcomes(served) == {}
 
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.cluster import key_space_of, used_memory
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
@@ -26,7 +25,7 @@ from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.observability.json_logging import RateLimitedLog
-from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeKind, Clock, StoredVector, StoreStats
+from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeJournal, ChangeKind, Clock, StoredVector, StoreStats
 
 TOKEN_DOLLARS = 1e-7  # the value of a token without a price: among unpriced answers the longer one wins
 
@@ -179,7 +178,7 @@ class RedisStore:
         embedder: str,
         timeout_s: float,
         clock: Clock,
-        journal: ChangeLogWriter | None = None,
+        journal: ChangeJournal | None = None,
         codec: RecordCodec = PLAIN,
     ) -> None:
         self._client = client

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.cache.stream_consumer import Lag, StreamConsumer
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.stream_consumer import Lag, StreamConsumer
 from gateway.ports import ChangeKind, EntryPage, StoreChange
 from tests.fixtures.clock import FakeClock
 

@@ -15,8 +15,8 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.links import Links
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.recovery import BATCH, RETRY_S, reconcile, update
-from gateway.cache.stream_consumer import Lag, StreamConsumer
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.stream_consumer import Lag, StreamConsumer
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ChangeKind, ChangeLog, Clock, StoreChange
 from gateway.tasks import Background

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.adapters.redis.change_log import CHANGES_KEY, START, ChangeLogReader, ChangeLogWriter
 from gateway.adapters.redis.client import connect
-from gateway.adapters.redis.leases import RedisLeases
 from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.change_log import CHANGES_KEY, START, ChangeLogReader, ChangeLogWriter
+from gateway.features.replicas.lease_store import RedisLeases
 from gateway.ports import ChangeKind
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed, vector_of

@@ -17,8 +17,8 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.history import Author
 from gateway.config.policy.model import Policy
 from gateway.errors import GatewayError, StoreUnavailable
+from gateway.features.replicas.fleet import SharedFleet
 from gateway.ports import Lineage, PublishedPolicy
-from gateway.steps.fleet import Fleet
 from gateway.tasks import run_in
 
 LOG = logging.getLogger("nearhit")
@@ -124,11 +124,9 @@ class PolicySync:
             LOG.error("the policy of the other gateways cannot be written here", extra={"fields": fields})
 
 
-def sync_policy(stack: AsyncExitStack, manager: PolicyManager, fleet: Fleet, store: PublishedPolicies | None) -> None:
-    """Start to publish and adopt policies, until `stack` closes. `store` None: there is no other gateway."""
-    if store is None:
-        return
-    common = PolicySync(store, manager, fleet.publisher("policy"))
+def sync_policy(stack: AsyncExitStack, manager: PolicyManager, fleet: SharedFleet) -> None:
+    """Start to publish and adopt policies, until `stack` closes."""
+    common = PolicySync(fleet.store.policies, manager, fleet.publisher("policy"))
     manager.changed = common.changed
     fleet.on("policy", common.on_published)
     run_in(stack, common.run())

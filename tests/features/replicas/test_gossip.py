@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.gossip import Gossip
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import LearningEvent, Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.features.replicas.gossip import Gossip
 from gateway.ports import Acceptance, ChangeKind, StoreChange
 from tests.fixtures.entries import judged_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered

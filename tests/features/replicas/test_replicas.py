@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.change_log import CHANGES_KEY, ChangeLogReader
 from gateway.circuit_breaker import BreakerState
+from gateway.features.replicas.change_log import CHANGES_KEY, ChangeLogReader
 from gateway.ports import EntryPage
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer

@@ -12,10 +12,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.adapters.redis.change_log import GOSSIP_KEY, MAX_GOSSIP_ENTRIES, ChangeLogReader
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.change_log import GOSSIP_KEY, MAX_GOSSIP_ENTRIES, ChangeLogReader
 from gateway.ports import ChangeKind
 
 TIMEOUT_S = 2.0

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from gateway.cache import stores
-from gateway.cache.cluster_leases import TTL_S
+from gateway.features.replicas import store as replica_store
+from gateway.features.replicas.cluster_leases import TTL_S
 from gateway.routing import budget
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.processes import changed, served_by_process, write_config
@@ -57,10 +57,10 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 shared = {"url": first_by if wired else store.url, "timeout": "5s" if wired else limit}
                 replay_duration_s = ttl_s if i == 0 else LONG_S
                 if i >= processes:
-                    monkeypatch.setattr(stores, "LEASE_TTL_S", replay_duration_s)
+                    monkeypatch.setattr(replica_store, "TTL_S", replay_duration_s)
                     return await stack.enter_async_context(gateway_of(config_of(folder, backends, store=shared)))
                 config = write_config(folder, backends, store=shared)
-                program = changed({"gateway.cache.stores.LEASE_TTL_S": replay_duration_s})
+                program = changed({"gateway.features.replicas.store.TTL_S": replay_duration_s})
                 return await stack.enter_async_context(served_by_process(config, program))
 
             before = lookups(store)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.links import Links
-from gateway.cache.replication import Replication
+from gateway.features.replicas.replication import Replication
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ChangeKind, StoreChange
-from tests.cache.test_stream_consumer import NOW, ListLog
+from tests.features.replicas.test_stream_consumer import NOW, ListLog
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore

@@ -15,11 +15,11 @@ from redis.cluster import RedisCluster
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.keyspace import ONE_SERVER
-from gateway.adapters.redis.leases import RedisLeases
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.config.store_url import parse_store_url
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.lease_store import RedisLeases
 from gateway.ports import Claim, Leases, ResponseStore
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.entries import entry_of, hexed, vector_of

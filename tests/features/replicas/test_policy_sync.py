@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.policy_sync import should_adopt
 from gateway.app import Gateway
 from gateway.config.policy.history import Author
+from gateway.features.replicas.policy_sync import should_adopt
 from gateway.ports import PublishedPolicy
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer

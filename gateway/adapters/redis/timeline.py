@@ -1,4 +1,7 @@
-"""The dashboard's metrics in the store: snapshots of all gateways, and the history that survives a restart."""
+"""The dashboard's history in the store: a hash for each slot, with a field for each process.
+
+A repeated write changes nothing. The parts of several gateways, or of one before and after a restart, add up.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +12,11 @@ from typing import Any
 
 import msgpack
 
-from gateway.adapters.redis.cluster import key_space_of
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.ports import Slot
 
-TIMEOUT_S = 2.0
-
-MAX_GATEWAYS = 256  # maximum read at once, because other programs may have written anything
-
-# One step, on the store's clock: a gateway silent for the given seconds is removed by the next one that publishes.
-# KEYS: metrics, publication times; ARGV: name, metrics, seconds.
-PUBLISH = """
-local now = tonumber(redis.call('TIME')[1])
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('ZADD', KEYS[2], now, ARGV[1])
-for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - ARGV[3])) do
-  redis.call('HDEL', KEYS[1], gone)
-  redis.call('ZREM', KEYS[2], gone)
-end
-redis.call('EXPIRE', KEYS[1], ARGV[3])
-redis.call('EXPIRE', KEYS[2], ARGV[3])
-"""
-
-
-class MetricsSnapshots:
-    """`MetricsSnapshots` implements `MetricsStore`. `gateway` is the name of this gateway."""
-
-    def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
-        self._store = store
-        self._gateway = gateway
-        names = key_space_of(client)
-        self._keys = names.key("figures"), names.key("figures:spoken")
-
-    async def publish(self, figures: bytes, keep_s: int) -> None:
-        async def write(client: Any) -> None:
-            await client.eval(PUBLISH, 2, *self._keys, self._gateway, figures, keep_s)
-
-        await self._store.execute(write, TIMEOUT_S)
-
-    async def others(self) -> list[bytes]:
-        async def read(client: Any) -> dict[bytes, bytes]:
-            found: dict[bytes, bytes] = await client.hgetall(self._keys[0])
-            return found
-
-        found = await self._store.execute(read, TIMEOUT_S)
-        own = self._gateway.encode()
-        return [figures for name, figures in found.items() if name != own][:MAX_GATEWAYS]
-
-
-# The dashboard's history in the store: a hash per slot with a field per process. A repeated write changes nothing, and
-# the parts of several gateways, or of one before and after a restart, add up.
-TIMELINE_TIMEOUT_S = 5.0  # per batch; nobody waits for it
+TIMEOUT_S = 5.0  # per batch; nobody waits for it
 
 BATCH = 100  # slots
 
@@ -69,6 +25,8 @@ MAX_PARTS, MAX_SERIES = 64, 512
 
 
 class RedisTimeline:
+    """The history of the dashboard in the store."""
+
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self.name = secrets.token_hex(8)
@@ -81,7 +39,7 @@ class RedisTimeline:
                     pipe.expireat(_key((step_s, number)), number * step_s + keep[step_s])
                 await pipe.execute()
 
-        await self._store.execute(write, TIMELINE_TIMEOUT_S)
+        await self._store.execute(write, TIMEOUT_S)
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
         wanted, found = list(slots), {}
@@ -105,7 +63,7 @@ class RedisTimeline:
                     pipe.hgetall(key)
                 return list(await pipe.execute())
 
-        return await self._store.execute(read, TIMELINE_TIMEOUT_S)
+        return await self._store.execute(read, TIMEOUT_S)
 
 
 def _key(slot: Slot) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.cache.admission import HitForMiss
-from gateway.cache.cluster_leases import ClusterLeases
 from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.placement import Placement
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
+from gateway.features.replicas.cluster_leases import ClusterLeases
 from gateway.messages import Bypass, Entry, Lifetime, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore
@@ -24,7 +24,7 @@ from gateway.streams import with_completion
 MAX_HOLDERS = 2
 
 
-class LeasedLookup:
+class LeaseLookup:
     """Looks a request up in the store. If there is no entry, the store grants the lease in the same round trip, which
     `ClusterLease` then need not ask for."""
 
@@ -65,6 +65,32 @@ def _is_leased(request: RequestContext, unstorable: HitForMiss, placement: Place
         return False
     # the answer is not or may not be stored, or the store has just failed
     return not request.read_only and request.fingerprint not in unstorable and request.note != Bypass.STORE
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLeasing:
+    """The leases of a gateway, for the steps of its routes."""
+
+    leases: ClusterLeases
+    telemetry: Telemetry
+
+    def lookup(self, store: NearbyStore, unstorable: HitForMiss, placement: Placement | None) -> LeaseLookup:
+        return LeaseLookup(self.leases, store, unstorable, placement)
+
+    def step(
+        self,
+        inner: Handler,
+        store: NearbyStore,
+        clock: Clock,
+        unstorable: HitForMiss,
+        lifetime: Lifetime,
+        placement: Placement | None,
+        *,
+        exact: bool,
+    ) -> Handler:
+        return ClusterLease(
+            inner, self.leases, store, clock, self.telemetry, unstorable, lifetime, placement, exact=exact
+        ).__call__
 
 
 class ClusterLease:
