@@ -26,10 +26,7 @@ OWN: Mapping[str, tuple[str, str]] = {
         "gateway.features.importing.command",
         "Turn the configuration of another gateway into one of nearhit, with a report.",
     ),
-    "explain": (
-        "gateway.cli.explain",
-        "Explain how a request would be answered, or whether two prompts match.",
-    ),
+    "explain": ("gateway.cli.explain", "Explain how a request would be answered, or whether two prompts match."),
     "eval": (
         "gateway.features.evaluation.command",
         "Say how often the policy chooses the expected tier or backend, and by which signal.",
@@ -45,31 +42,19 @@ OWN: Mapping[str, tuple[str, str]] = {
     "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
     "jobs": ("gateway.features.jobs.command", "Manage jobs: list and show them, retry or drop the dead ones."),
     "keys": ("gateway.features.keys.command", "Manage API keys: create, list, change, rotate and revoke them."),
-    "policy": (
-        "gateway.cli.policy",
-        "Manage a gateway's policy: show, validate, apply, compare, roll back.",
-    ),
+    "policy": ("gateway.cli.policy", "Manage a gateway's policy: show, validate, apply, compare, roll back."),
     "audit": ("gateway.cli.audit", "List the actions on the admin port, newest first: who did what, and when."),
     "doctor": (
         "gateway.cli.doctor.command",
         "Check all that the gateway needs, and say how to fix faults. Changes nothing.",
     ),
-    "top": (
-        "gateway.features.top.command",
-        "Watch a running gateway: requests, hit rate, latency, backends, routes.",
-    ),
-    "restart": (
-        "gateway.cli.workers",
-        "Replace the workers, with the current configuration, without losing requests.",
-    ),
+    "top": ("gateway.features.top.command", "Watch a running gateway: requests, hit rate, latency, backends, routes."),
+    "restart": ("gateway.cli.workers", "Replace the workers, with the current configuration, without losing requests."),
     "completion": (
         "gateway.cli.completion",
         "Print a completion script for a shell, to source from its start-up file.",
     ),
-    "schema": (
-        "gateway.cli.json_schema",
-        "Print the JSON Schema of policy files or of config.yaml, for editors.",
-    ),
+    "schema": ("gateway.cli.json_schema", "Print the JSON Schema of policy files or of config.yaml, for editors."),
     "distill": (
         "gateway.features.distillation.command",
         "Train a light classifier on a large model's answers, for Triton or nearhit.",
