@@ -49,14 +49,14 @@ class Explanation:
     semantic: str
     question_tokens: int | None
     complexity: float | None
-    scored_by: str  # the model that scored, in words; empty: nothing was scored
+    scored_by: str  # the model that scored, in words, or "" if none did
     thresholds: tuple[float, ...]
     backend: str
     tier: str | None
     fallbacks: tuple[str, ...]
     reason: str
     late: bool  # no backend is predicted to keep the latency budget
-    signal: str = ""  # that made the choice: see `signal_of`
+    signal: str = ""  # the signal that made the choice: see `signal_of`
     rule: str = ""  # the policy's rule, if the thresholds follow the traffic
     to_hold_share: bool = False  # the choice differs from the threshold, to keep `large_share`
     tiers: tuple[str, ...] = ()  # lightest first; a split tier with its parts
@@ -66,16 +66,16 @@ class Explanation:
     shadow: str | None = None
     limits: tuple[str, ...] = ()  # limits of the route; their current use is not looked up
     if_late: str | None = None  # action if no backend is predicted to be in time
-    budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `RemainingBudget`; None: no budget
+    budgets: Mapping[str, Any] | None = None  # seconds left, as `RemainingBudget`, or None without a budget
     outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
-    session: str | None = None  # what the session does to the choice; None: the route has no sessions
+    session: str | None = None  # the session's part in the choice, or None on a route without sessions
     features: Mapping[str, str] = field(default_factory=dict)  # the lines of the route's features, by their title
-    screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
-    personal_data: tuple[str, ...] = ()  # the kinds that the route looks for and that the request has
-    privacy: str | None = None  # what the caches make of them: the action of the policy; None: it looks for none
+    screen: str | None = None  # the screen's decision as a sentence; None without a screen or a running gateway
+    personal_data: tuple[str, ...] = ()  # the kinds in the request, of those that the route looks for
+    privacy: str | None = None  # the policy's action on personal data, or None if the route looks for none
 
-    # a sentence for each part that stores something and is not asked by any decision
+    # a sentence for each part that stores data and that no decision reads
     not_reached: Sequence[str] = tuple(not_reached(StoredCommand.EXPLAIN))
 
     def as_json(self) -> dict[str, Any]:
@@ -96,14 +96,14 @@ class Explanation:
             "semantic cache": self.semantic,
             **({} if self.screen is None else {"screen": self.screen}),
             **self.features,
-            "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
+            "complexity": "not scored" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
             **({} if self.session is None else {"session": self.session}),
             "backend": f"{self.backend} ({self.reason}{self._threshold_text()})",
-            "then": ", ".join(self.fallbacks) or "nobody",
+            "fallbacks": ", ".join(self.fallbacks) or "none",
             **({} if self.shadow is None else {"shadow": self.shadow}),
-            **({"limits": f"{'; '.join(self.limits)} (what is left of them is not asked here)"} if self.limits else {}),
+            **({"limits": f"{'; '.join(self.limits)} (their current use is not looked up)"} if self.limits else {}),
             **self._prediction_lines(),
         }
         width = max(map(len, shown))
@@ -116,42 +116,38 @@ class Explanation:
         escalates = f"escalates above {above}" if self.thresholds[0] >= 0 else "escalates all"
         if not self.rule:
             return f", {escalates}"
-        held = ", otherwise here so that the share holds" if self.to_hold_share else ""
-        return f", {escalates} {'at a start' if self.outlook is None else 'now'}, by {self.rule}{held}"
+        exception = ", but this request goes the other way to keep the share" if self.to_hold_share else ""
+        return f", {escalates} {'after a start' if self.outlook is None else 'now'}, by {self.rule}{exception}"
 
     def _trial_lines(self) -> dict[str, str]:
         if self.tried_first is not None:
-            return {"tried first": f"{self.tried_first} ({self.cascade})"}
-        return {"tried first": "nobody, for want of time"} if self.trial_skipped else {}
+            return {"trial": f"{self.tried_first} ({self.cascade})"}
+        return {"trial": "skipped, not enough time left"} if self.trial_skipped else {}
 
     def _prediction_lines(self) -> dict[str, str]:
         left = _remaining_text(self.budgets)
         if self.outlook is None:
-            return (
-                {"budgets left": f"{left} (what backends take only a running gateway knows: --admin)"} if left else {}
-            )
+            return {"budget left": f"{left} (only a running gateway predicts latencies: --admin)"} if left else {}
         shown = {
-            "budgets left": left or "none given",
-            "asked of predictions": f"{self.outlook['confidence']:.0%} confidence",
+            "budget left": left or "no budget",
+            "required confidence": f"{self.outlook['confidence']:.0%}",
         }
         for name, prediction in self.outlook["backends"].items():
-            shown[f"predicted, {name}"] = (
-                "nothing recent is known" if prediction is None else _format_prediction(prediction)
-            )
-        return shown | ({"in time": f"nobody, by these predictions: {self.if_late}"} if self.late else {})
+            shown[f"predicted, {name}"] = "no recent calls" if prediction is None else _format_prediction(prediction)
+        return shown | ({"in time": f"no backend, by these predictions: {self.if_late}"} if self.late else {})
 
 
 LATE_ACTIONS = {
-    "soonest": "who is least late is asked",
-    "light": "the lightest is asked",
-    "stale": "an exact answer past its time is served if there is one, otherwise who is least late is asked",
-    "refuse": "refused with 504, nobody is asked",
+    "soonest": "call the backend that is predicted to be the least late",
+    "light": "call the lightest backend",
+    "stale": "serve a stale exact answer if there is one, else call the backend predicted to be the least late",
+    "refuse": "refuse with 504, call no backend",
 }
 
 
 def _remaining_text(budgets: Mapping[str, Any] | None) -> str:
-    given = {} if budgets is None else {name: left for name, left in budgets.items() if left is not None}
-    return ", ".join(f"{name.removesuffix('_s')} {left:.3g} s" for name, left in given.items())
+    limited = {} if budgets is None else {name: left for name, left in budgets.items() if left is not None}
+    return ", ".join(f"{name.removesuffix('_s')} {left:.3g} s" for name, left in limited.items())
 
 
 def _format_prediction(prediction: Mapping[str, float]) -> str:
@@ -167,8 +163,8 @@ def parse_request(
 ) -> tuple[RequestContext, Call]:
     """Parse the body of a request, or `{path, headers, body, tenant}`.
 
-    `where` is the source of the value and begins each error message. `rules`: what identifies a client, if backends
-    check the credentials. Raise `BadRequest`.
+    `where` is the source of the value and begins each error message. `rules` tells which headers identify a client,
+    if backends check the credentials. Raise `BadRequest`.
     """
     if not isinstance(value, dict):
         raise BadRequest(f"{where}: expected an object: a request body, or {{path, headers, body}}")
@@ -180,7 +176,7 @@ def parse_request(
     request, call, _ = described_request(
         "POST",
         str(wrapped.get("path", "/v1/chat/completions")),
-        {str(name): str(given) for name, given in headers.items()},
+        {str(name): str(content) for name, content in headers.items()},
         orjson.dumps(wrapped["body"]),
         tenant=None if wrapped.get("tenant") is None else str(wrapped["tenant"]),
         rules=rules,
@@ -203,8 +199,8 @@ def build_explanation(
 ) -> Explanation:
     """Build the explanation of a request that its route and `decision` have filled in.
 
-    `outlook` None: no latencies are known. `steps` are those of the route's pipeline. `scored_by`: the gateway's own
-    score. `screening` None: no screen looked at the question.
+    `outlook` is None without known latencies. `steps` are those of the route's pipeline. `scored_by` describes the
+    gateway's own score. `screening` is None if no screen read the question.
     """
     bounded, embedding, lines = request.outlook, request.embedding, _feature_lines(request, route)
     return Explanation(
@@ -265,8 +261,9 @@ def _feature_fields(request: RequestContext, route: Route) -> dict[str, Any]:
 def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
     """Return the signal that made the choice, in a word.
 
-    `rule`: the route has one backend for the request. `text`, `embedding`, `classifier`: the complexity by that.
-    `session`: the session's last score, or its backend. `large_share`: the share was to be held. Otherwise the reason.
+    The result is `rule` if the route has one backend for the request. It is `text`, `embedding` or `classifier` after
+    the scorer of the complexity. It is `session` if the session's last score or backend decided. It is `large_share`
+    if the share decided. Otherwise it is the reason of the decision.
     """
     if decision.reason is Choice.ONLY:
         return "rule"
@@ -281,14 +278,14 @@ def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
 
 def _scored_by(request: RequestContext, own: str) -> str:
     """Return who scored the request, in words. `own` describes the gateway's own score."""
-    prompt, found = request.scored_prompt, request.classification
+    prompt, classification = request.scored_prompt, request.classification
     if request.complexity is None or prompt is None:
         return ""
     if prompt.by is Scorer.SESSION:
         return "the last question of the session"
-    if found is None or prompt.by is Scorer.CLASSIFIER:
-        return own if found is None else found.explanation
-    return f"{own}; {found.explanation}"
+    if classification is None:
+        return own
+    return classification.explanation if prompt.by is Scorer.CLASSIFIER else f"{own}; {classification.explanation}"
 
 
 async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | None, Embedding | None]:
@@ -302,16 +299,16 @@ async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | No
 def _exact(route: Route, call: Call) -> str:
     if route.exact_ttl_s is None:
         return "off"
-    return f"on, ttl {route.exact_ttl_s:g} s" if call.uncached is None else f"not asked: {call.uncached}"
+    return f"on, ttl {route.exact_ttl_s:g} s" if call.uncached is None else f"skipped: {call.uncached}"
 
 
 def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if route.semantic is None:
         return "off"
     if call.uncached is not None:
-        return f"not asked: {call.uncached}"
+        return f"skipped: {call.uncached}"
     if call.no_question is not None or (embedding is not None and embedding.partial):
-        return f"not asked: {call.no_question or (embedding and embedding.partial_reason)}"
+        return f"skipped: {call.no_question or (embedding and embedding.partial_reason)}"
     acceptance = route.semantic.acceptance
     if acceptance.max_wrong_hits is not None:
         return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
@@ -319,7 +316,7 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
 
 
 def _tiers(target: Target) -> tuple[str, ...]:
-    """Return the tiers as text. Empty: there is only one backend."""
+    """Return the tiers as text, or nothing for a single backend."""
     shown = [
         f"{tier.name}: {', '.join(f'{part.backend} {100 * part.share:g}%' for part in tier.parts) or tier.backend}"
         for tier in target.tiers
@@ -330,8 +327,8 @@ def _tiers(target: Target) -> tuple[str, ...]:
 def _cascade(target: Target) -> str | None:
     rule = target.cascade
     if rule is not None and rule.check == "schema":
-        return "served if it fits the schema of the request"
-    return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
+        return "its answer is served if it fits the schema of the request"
+    return None if rule is None else f"its answer is served if {rule.check} scores it above {rule.accept_above:g}"
 
 
 def _shadow(target: Target) -> str | None:
@@ -364,7 +361,7 @@ def _format_limit(rule: Limits) -> str:
     if rule.concurrency is not None:
         parts.append(f"{rule.concurrency} at once")
     if rule.large_share is not None:
-        parts.append(f"{100 * rule.large_share:g}% of the large one, then the lightest")
+        parts.append(f"{100 * rule.large_share:g}% of the requests to the large backend, then the lightest")
     parts += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
     return f"{', '.join(parts)} for each {rule.per}" if rule.per != "route" else f"{', '.join(parts)} for the route"
 
@@ -397,14 +394,14 @@ class ExplainRequests:
         The call sends nothing to a backend. The request is neither logged nor stored.
         """
         try:
-            found = await self._explain(load_json(await request.read()))
+            explanation = await self._explain(load_json(await request.read()))
         except orjson.JSONDecodeError as error:
             return json_response({"error": f"the body is not valid JSON: {error}"}, 400)
         except web.HTTPRequestEntityTooLarge:
             return json_response({"error": "the body is larger than 1 MiB: expected a request"}, 400)
         except BadRequest as error:
             return json_response({"error": error.message}, 400)
-        return json_response(found.as_json())
+        return json_response(explanation.as_json())
 
     async def _explain(self, value: object) -> Explanation:
         parts = self.core.parts()
@@ -423,7 +420,7 @@ class ExplainRequests:
 
 
 async def _screening(route: Route, parts: Parts, request: RequestContext, call: Call) -> Screening | None:
-    """Return the screen's decision. None: the route has no screen, or its requests need the embedding."""
+    """Return the screen's decision, or None if the route has no screen or its requests need the embedding."""
     rule, question = route.semantic, call.focus
     if rule is None or question is None:
         return None

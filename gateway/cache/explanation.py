@@ -14,7 +14,7 @@ SCOPE_DIGITS = 12  # of a scope's name that texts show
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPair:
-    """A judgement and its inputs. `reason` None: the stored answer may be served.
+    """A judgement and its inputs. `reason` is None if the stored answer may be served.
 
     Similarity, floor and probabilities are in [0, 1].
     """
@@ -24,19 +24,19 @@ class ExplainedPair:
     verifier: str  # the verifier's basis
     similarity: float
     floor: float  # the similarity below which no neighbour is read
-    features: dict[str, float]  # that differ between the two, by name
-    opinion: float | None  # the verifier's first score; None: similarity alone decides
+    features: dict[str, float]  # the features that differ between the two, by name
+    opinion: float | None  # the verifier's first score, or None if similarity alone decides
     opinion_probability: float | None  # of the first score, by the verifier's own calibration
     read_closely: bool  # a second opinion could have reached the threshold
-    second_opinion: float | None  # the score of the slower check; None: not run, or no result
+    second_opinion: float | None  # the score of the slower check, or None without a result
     linked: bool  # a link names the stored answer for this question, so its score does not matter
     framed: bool  # two prompts of one template: only the differing parts were compared
     evidence_shift: float  # how far labels near the question move the score
     labels: int  # labelled lookups that the route has learned from
     score: float
     threshold: float
-    scope: str | None  # hex, the scope whose threshold it is; None: that of a cache of the usual size
-    entries: int  # stored answers in that scope; 0: not known
+    scope: str | None  # hex, the scope of the threshold; None for a cache of the usual size
+    entries: int  # stored answers in that scope, or 0 if not known
     other_scopes: int  # further scopes that have the stored question
     probability: float | None  # that the stored answer is right, by the route's own labels
     veto: str | None
@@ -69,7 +69,7 @@ class ExplainedPair:
         rows = {
             "route": f"{self.route}, {self.promise}, {self._learning_text()}",
             "verifier": self.verifier,
-            "similarity": f"{self.similarity:.4f}, read from {self.floor:.2f}",
+            "similarity": f"{self.similarity:.4f}, at least {self.floor:.2f} is needed",
             "features": ", ".join(f"{name} {value:.3g}" for name, value in self.features.items()) or "all neutral",
             "opinion": self._opinion_text(),
             "second opinion": self._second_opinion_text(),
@@ -88,25 +88,25 @@ class ExplainedPair:
 
     def _scope_text(self) -> str:
         if self.promise.startswith("min_similarity"):
-            return "of every scope of the route"
+            return "in every scope of the route"
         if self.scope is None:
-            return "of a cache of the usual size, as no scope that is known has the stored question"
+            return "for a cache of the usual size, because no known scope has the stored question"
         answers = "1 stored answer" if self.entries == 1 else f"{self.entries} stored answers"
         others = f", the latest of {self.other_scopes + 1} with this question" if self.other_scopes else ""
-        return f"of scope {self.scope[:SCOPE_DIGITS]} with {answers}{others}"
+        return f"in scope {self.scope[:SCOPE_DIGITS]} with {answers}{others}"
 
     def _learning_text(self) -> str:
         return "nothing learnt yet" if self.labels == 0 else f"learnt from {self.labels} labelled lookups"
 
     def _opinion_text(self) -> str:
         if self.opinion is None or self.opinion_probability is None:
-            return "not asked: similarity alone decides"
+            return "not used: similarity alone decides"
         return f"{self.opinion:.4f}, p={self.opinion_probability:.3f}"
 
     def _second_opinion_text(self) -> str:
         if self.second_opinion is not None:
             return f"{self.second_opinion:.4f}"
-        return "none given" if self.read_closely else "not asked: it could not change the decision"
+        return "no result" if self.read_closely else "not run: it could not change the decision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class LookupDetails:
 
 
 def build_explanation(first: Judgement, last: Judgement, details: LookupDetails) -> ExplainedPair:
-    """Build the explanation. `first`: after the verifier's first opinion; `last`: the final judgement."""
+    """Build the explanation of the judgements after the verifier's first opinion and at the end."""
     plain = details.acceptance.min_similarity is not None
     reason = _reason(last, details)
     return ExplainedPair(
@@ -179,7 +179,7 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
     if details.partial is Bypass.PERSONAL_DATA:
         return f"{details.partial}: the prompts have different personal data, or data that keep them out of the caches"
     if details.partial is not None:
-        return f"{details.partial}: the prompts differ outside the part that asks, or the embedding model cuts it"
+        return f"{details.partial}: the prompts differ outside the question itself, or the embedding model cuts it"
     if judged.linked:
         return "link: a fresh answer to the question equalled the stored one, whatever the score"
     if judged.similarity < details.floor and not plain:

@@ -76,16 +76,16 @@ class Screening:
         best = f"the static vector's best similarity is {self.similarity:.2f}"
         if self.is_far:
             return f"{best}, below {self.threshold:.2f}: nothing stored resembles the question, so there is no lookup"
-        return f"{best}, not below {self.threshold:.2f}: the question is looked up"
+        return f"{best}, not below {self.threshold:.2f}: there is a lookup"
 
 
 class TextReader(Protocol):
     def encode(self, text: str) -> Embedding | None:
-        """Return a static vector within microseconds; None: no token has a meaning."""
+        """Return a static vector within microseconds, or None if no token has a meaning."""
 
 
 class Screen:
-    """`Screen` looks at questions for all routes of a space. `index`: that of the space."""
+    """`Screen` reads the questions of all routes of a space, and searches the index of the space."""
 
     def __init__(self, reader: TextReader, index: VectorIndex) -> None:
         self._reader = reader
@@ -100,7 +100,7 @@ class Screen:
         return known
 
     def read(self, question: str) -> Embedding | None:
-        """Return the static vector. `partial` is the same as of the real one. None: no token has a meaning."""
+        """Return the static vector. `partial` is that of the real one. Return None if no token has a meaning."""
         return self._reader.encode(question)
 
     def look(self, route: str, scope: str, vector: Vector) -> Screening | Awaitable[Screening]:

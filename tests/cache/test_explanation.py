@@ -127,10 +127,10 @@ def test_without_a_second_opinion_the_first_one_decides_and_the_text_says_why() 
     threshold = RouteControl(PRIOR, "basis").threshold(PROMISE.acceptance)
     absent = pair_of(Opinion(threshold + 0.1, 0.5, ceiling=threshold + 0.2))
     assert (absent.read_closely, absent.second_opinion, absent.served) == (True, None, True)
-    assert "none given" in absent.as_text()
+    assert "no result" in absent.as_text()
     too_low = pair_of(Opinion(threshold - 0.2, 0.5, ceiling=threshold - 0.1), Opinion(1.0, 1.0))
     assert (too_low.read_closely, too_low.second_opinion, too_low.served) == (False, None, False)
-    assert "not asked: it could not change the decision" in too_low.as_text()
+    assert "not run: it could not change the decision" in too_low.as_text()
 
 
 def test_what_the_route_has_learnt_nearby_is_a_shift_of_its_own() -> None:

@@ -54,7 +54,7 @@ def test_offline_it_speaks_json(config: list[str], capsys: pytest.CaptureFixture
         (
             "{} Who signs?",
             "{} Then rest. Who signs?",
-            "not served: too-long: the prompts differ outside the part that asks",
+            "not served: too-long: the prompts differ outside the question itself",
         ),
         (
             "{} Question: How do I turn the alarm on?",

@@ -43,9 +43,9 @@ async def test_it_says_what_each_backend_is_predicted_to_take(
     told = {name: value.strip() for name, value in lines.items()}
     assert told["backend"].startswith("light (below-threshold")
     assert told["predicted, light"].startswith("at most 0.2")
-    assert told["predicted, large"] == "nothing recent is known"
-    assert told["asked of predictions"] == "95% confidence"
-    assert 800 < float(told["budgets left"].removeprefix("total ").removesuffix(" s")) <= 900
+    assert told["predicted, large"] == "no recent calls"
+    assert told["required confidence"] == "95%"
+    assert 800 < float(told["budget left"].removeprefix("total ").removesuffix(" s")) <= 900
     assert light.calls == [], "nothing is sent"
 
 

@@ -50,16 +50,20 @@ LIMITS = (
     ("route", "line", "says"),
     [
         (f"{PAIR}, escalate_above: 0.5", "backend", "big (above-threshold, escalates above 0.50)"),
-        (f"{PAIR}, large_share: 30%", "backend", "escalates above 0.68 at a start, by large_share: 30%)"),
-        (f"{PAIR}, quality: 0.95", "backend", "at a start, by quality: 0.95)"),
-        (f"{PAIR}, quality: 100%", "backend", "big (above-threshold, escalates all at a start, by quality: 1)"),
+        (f"{PAIR}, large_share: 30%", "backend", "escalates above 0.68 after a start, by large_share: 30%)"),
+        (f"{PAIR}, quality: 0.95", "backend", "after a start, by quality: 0.95)"),
+        (f"{PAIR}, quality: 100%", "backend", "big (above-threshold, escalates all after a start, by quality: 1)"),
         ("tiers: [small, mid, big], escalate_above: [0.3, 0.999]", "backend", "mid (above-threshold, escalates above"),
-        ("tiers: [small, mid, big], escalate_above: [0.3, 0.999]", "then", "big, small"),
-        (f"{PAIR}, cascade: {{check: logprobs, accept_above: 0.7}}", "tried first", "small (served if logprobs says"),
-        (f"{PAIR}, fallback: [eu]", "then", "small, eu"),
+        ("tiers: [small, mid, big], escalate_above: [0.3, 0.999]", "fallbacks", "big, small"),
+        (
+            f"{PAIR}, cascade: {{check: logprobs, accept_above: 0.7}}",
+            "trial",
+            "small (its answer is served if logprobs",
+        ),
+        (f"{PAIR}, fallback: [eu]", "fallbacks", "small, eu"),
         ("light: small, large: {big: 95%, next: 5%}", "tiers", "light: small; large: big 95%, next 5%"),
         (f"{PAIR}, shadow: {{backend: next, share: 1%}}", "shadow", "next, 1% of the misses"),
-        (f"{PAIR}, latency_budget: 800ms", "budgets left", "only a running gateway knows: --admin)"),
+        (f"{PAIR}, latency_budget: 800ms", "budget left", "(only a running gateway predicts latencies: --admin)"),
         ("backend: big", "backend", "big (only-backend)"),
     ],
 )
@@ -70,10 +74,10 @@ def test_each_key_is_told_as_the_policy_has_it(tmp_path: Path, route: str, line:
 def test_limits_are_told_and_that_they_are_not_asked(tmp_path: Path) -> None:
     limits = told(offline(tmp_path, PAIR, more=LIMITS))["limits"]
     assert limits.startswith(
-        "20/s requests, 600/min requests, 100000/min tokens, 30% of the large one, then the lightest, 20 USD a day, "
-        "then the lightest for each tenant; 3 at once, 9.5 USD a month for the route"
+        "20/s requests, 600/min requests, 100000/min tokens, 30% of the requests to the large backend, then the "
+        "lightest, 20 USD a day, then the lightest for each tenant; 3 at once, 9.5 USD a month for the route"
     )
-    assert limits.endswith("(what is left of them is not asked here)")
+    assert limits.endswith("(their current use is not looked up)")
     assert "limits" not in told(offline_again(tmp_path))
 
 
@@ -94,16 +98,16 @@ def test_loading_the_model_spends_nothing_of_a_budget(tmp_path: Path, monkeypatc
     monkeypatch.setattr(command, "build_embedder", slowly)
     found = offline(tmp_path, f"{PAIR}, latency_budget: 800ms, late: refuse")
     assert (found.backend, found.reason, found.late) == ("big", "above-threshold", False)
-    assert told(found)["budgets left"].startswith("total 0.8 s (")
+    assert told(found)["budget left"].startswith("total 0.8 s (")
 
 
 @pytest.mark.parametrize(
     ("late", "says"),
     [
-        ("soonest", "who is least late is asked"),
-        ("light", "the lightest is asked"),
-        ("stale", "an exact answer past its time is served if there is one"),
-        ("refuse", "refused with 504, nobody is asked"),
+        ("soonest", "call the backend that is predicted to be the least late"),
+        ("light", "call the lightest backend"),
+        ("stale", "serve a stale exact answer if there is one"),
+        ("refuse", "refuse with 504, call no backend"),
     ],
 )
 async def test_a_running_gateway_says_what_becomes_of_who_cannot_be_in_time(
@@ -118,7 +122,7 @@ async def test_a_running_gateway_says_what_becomes_of_who_cannot_be_in_time(
         for name in ("light", "large"):
             observe(served, name, 4.0)
         assert await asyncio.to_thread(main, ["explain", str(path), "--admin", served.admin_url]) == 0
-        assert f"nobody, by these predictions: {says}" in capsys.readouterr().out
+        assert f"no backend, by these predictions: {says}" in capsys.readouterr().out
         assert light.calls == large.calls == []
 
 
@@ -135,7 +139,7 @@ async def test_a_request_that_goes_the_other_way_for_the_share_says_so(tmp_path:
             complexity, (threshold,) = found.complexity, found.thresholds
             assert complexity is not None
             assert found.to_hold_share == ((found.tier == "large") != (complexity > threshold))
-            assert ("so that the share holds" in found.as_text()) == found.to_hold_share
+            assert ("goes the other way to keep the share" in found.as_text()) == found.to_hold_share
             held += found.to_hold_share
             assert (await served.chat(HARD, seed=seed)).headers["x-nearhit-backend"] == found.backend
         assert held > 0
@@ -149,7 +153,7 @@ async def test_a_cascade_without_the_time_for_it_says_so(tmp_path: Path) -> None
         body = {"model": "m", "messages": [{"role": "user", "content": HARD}]}
         async with served.session.post(served.admin_url + "/admin/explain", json=body) as answer:
             found = Explanation(**await answer.json())
-        assert told(found)["tried first"] == "nobody, for want of time"
+        assert told(found)["trial"] == "skipped, not enough time left"
         assert found.backend == "big"
 
 

@@ -283,7 +283,7 @@ async def test_a_model_without_static_vectors_has_no_screen(
     assert [line.message for line in caplog.records].count("no question is sent on before it is embedded") == 1
 
 
-@pytest.mark.parametrize(("question", "words"), [(FAR, "nothing stored resembles"), (SAME, "is looked up")])
+@pytest.mark.parametrize(("question", "words"), [(FAR, "nothing stored resembles"), (SAME, "there is a lookup")])
 async def test_an_explanation_says_what_the_screen_decides(screened: Screened, question: str, words: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": question}]}
     async with screened.served.session.post(screened.served.admin_url + "/admin/explain", json=body) as answer:

@@ -40,7 +40,7 @@ def _in_words(effect: SessionEffect) -> str:
     """Return the session's part in the choice as text."""
     session = effect.session
     if session.by is None:
-        return "none: the request names none"
+        return "none: the request names no session"
     words = [effect.reason, f"named by {session.by}"]
     if session.turn.delivers:
         words.append("the result of a tool call")

@@ -121,7 +121,7 @@ async def test_an_explanation_names_the_kinds_and_not_the_data(tmp_path: Path, a
         found = await explained(served, "explain", {"model": "m", "messages": [{"role": "user", "content": ANN}]})
         assert (found["personal_data"], found["privacy"]) == (["email"], action)
         for cache in ("exact", "semantic"):
-            assert (found[cache] == "not asked: personal-data") is (action == "bypass")
+            assert (found[cache] == "skipped: personal-data") is (action == "bypass")
         assert "ann@" not in str(found)
 
 
