@@ -19,6 +19,7 @@ from gateway.ports import Slot
 TIMEOUT_S = 5.0  # per batch; nobody waits for it
 
 BATCH = 100  # slots
+STARTING = 1_008  # slots that a start reads at once; a new store has none of them
 
 # maximum read from a slot and from a part, because other programs may have written anything
 MAX_PARTS, MAX_SERIES = 64, 512
@@ -43,6 +44,8 @@ class RedisTimeline:
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
         wanted, found = list(slots), {}
+        if len(wanted) > BATCH and not await self._any_exists(wanted[:STARTING]):
+            wanted = wanted[STARTING:]
         for at in range(0, len(wanted), BATCH):
             some = wanted[at : at + BATCH]
             for slot, values in zip(some, await self._read(some), strict=True):
@@ -50,6 +53,10 @@ class RedisTimeline:
                 if parts := {name.decode(errors="replace"): part for name, part in read if part is not None}:
                     found[slot] = parts
         return found
+
+    async def _any_exists(self, slots: Sequence[Slot]) -> bool:
+        keys = list(map(_key, slots))
+        return bool(await self._store.execute(lambda client: client.exists(*keys), TIMELINE_TIMEOUT_S))
 
     async def _read(self, slots: Sequence[Slot]) -> list[dict[bytes, bytes]]:
         keys = [_key(slot) for slot in slots]
