@@ -56,7 +56,7 @@ class RedisTimeline:
 
     async def _any_exists(self, slots: Sequence[Slot]) -> bool:
         keys = list(map(_key, slots))
-        return bool(await self._store.execute(lambda client: client.exists(*keys), TIMELINE_TIMEOUT_S))
+        return bool(await self._store.execute(lambda client: client.exists(*keys), TIMEOUT_S))
 
     async def _read(self, slots: Sequence[Slot]) -> list[dict[bytes, bytes]]:
         keys = [_key(slot) for slot in slots]
