@@ -134,6 +134,7 @@ class Gateway:
         core = AdminCore(
             config,
             parts.clock,
+            self.stores,
             self._deployment,
             self.features,
             self.policies,
@@ -153,7 +154,7 @@ class Gateway:
                 *self.access.admin,
                 *self.dashboard.routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
-                *bootstrap.privacy_admin_of(parts, self.stores, self.eraser).routes(),
+                *bootstrap.privacy_admin_of(parts, self.eraser).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),

@@ -23,7 +23,6 @@ from aiohttp import web
 
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.migration import RedisMigration
-from gateway.adapters.redis.rekey import Rekey
 from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.adapters.system.audit_file import AuditFile
 from gateway.adapters.system.webhook_client import WebhookClient
@@ -335,9 +334,9 @@ def eraser_of(config: Config, parts: Parts, stores: Stores, removal: Purge) -> E
     return eraser
 
 
-def privacy_admin_of(parts: Parts, stores: Stores, eraser: Eraser | None) -> PrivacyAdmin:
-    """Build the admin routes of erasures and of new keys for the records."""
-    return PrivacyAdmin(eraser, parts.erasure_secret, Rekey(stores.redis, stores.file), parts.clock)
+def privacy_admin_of(parts: Parts, eraser: Eraser | None) -> PrivacyAdmin:
+    """Build the admin route of erasures."""
+    return PrivacyAdmin(eraser, parts.erasure_secret, parts.clock)
 
 
 def recovery_of(

@@ -1,4 +1,4 @@
-"""Admin operations on stored data as a whole: erase what one subject caused, and rewrite the records with a new key."""
+"""The admin operation that erases what one subject caused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import BeforeValidator, Field
 
-from gateway.adapters.redis.rekey import Rekey, RekeyIncomplete
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section
@@ -83,34 +82,16 @@ class SignedReport(TypedDict):
     signature: str
 
 
-class RekeyReport(TypedDict):
-    key: str
-    """The id of the first key."""
-    rewritten: int
-    current: int
-    """Records that the first key had written already."""
-    replaced: int
-    """Records that were stored again or removed in the meantime."""
-    unreadable: int
-    """Records that are damaged, or of a key that is not configured."""
-    notes: list[str]
-    """Places where former records were not reached."""
-
-
 class PrivacyAdmin:
-    """`PrivacyAdmin` serves the erasure and the rekeying. `eraser` and `secret` None: there is no secret."""
+    """`PrivacyAdmin` serves the erasure. `eraser` and `secret` None: there is no secret."""
 
-    def __init__(self, eraser: Eraser | None, secret: str | None, rekey: Rekey, clock: Clock) -> None:
+    def __init__(self, eraser: Eraser | None, secret: str | None, clock: Clock) -> None:
         self._eraser = eraser
         self._secret = secret
-        self._rekey = rekey
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/admin/cache/erase", json_errors(self._erase, _error_fields)),
-            web.post("/admin/cache/rekey", json_errors(self._rewrite, _error_fields)),
-        ]
+        return [web.post("/admin/cache/erase", json_errors(self._erase, _error_fields))]
 
     @operation(SignedReport, body=EraseBody)
     async def _erase(self, request: web.Request) -> web.StreamResponse:
@@ -145,17 +126,10 @@ class PrivacyAdmin:
             "limits": list(LIMITS),
         }
 
-    @operation(RekeyReport)
-    async def _rewrite(self, request: web.Request) -> web.StreamResponse:
-        """Rewrite all records with the first key of `store.encryption`. A run that was cut off is repeated."""
-        summary = (await self._rekey.run()).as_json()
-        add_audit_fields(request, **{name: value for name, value in summary.items() if name != "notes"})
-        return json_response(summary)
-
 
 def _error_fields(error: GatewayError) -> dict[str, Any]:
     if isinstance(error, ErasureIncomplete):
         return {"counts": error.erased.counts}
     if isinstance(error, PurgeIncomplete):
         return {"counts": {"entries": error.outcome.removed}, "recorded": error.outcome.recorded}
-    return error.summary.as_json() if isinstance(error, RekeyIncomplete) else {}
+    return {}

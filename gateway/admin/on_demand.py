@@ -10,6 +10,7 @@ from typing import Protocol
 from aiohttp import web
 
 from gateway.admin.policy_manager import PolicyManager
+from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.config.policy.model import Policy
 from gateway.extensions import Extensions
@@ -24,6 +25,7 @@ OPERATIONS = Extensions(
     {
         "POST /admin/explain": "gateway.admin.explanation:ExplainRequests",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainHandler",
+        "POST /admin/cache/rekey": "gateway.features.encryption.admin:RekeyAdmin",
         "POST /admin/simulate": "gateway.features.simulation.admin:SimulationAdmin",
     },
 )
@@ -35,6 +37,7 @@ class AdminCore:
 
     config: Config
     clock: Clock
+    stores: Stores
     deployment: Deployment
     features: Features
     policies: PolicyManager

@@ -20,8 +20,7 @@ from gateway.adapters.redis.former_entries import adopt_former
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.quotas import RedisQuotas
-from gateway.adapters.redis.record_encryption import MIN_SECRET, RecordKeys
-from gateway.adapters.redis.records import PLAIN, RecordCodec
+from gateway.adapters.redis.records import PLAIN
 from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
@@ -30,7 +29,7 @@ from gateway.cache.eviction import INDEX_SHARE, MEMORY_SHARE, Evictor
 from gateway.cache.memory_cache import TieredStore
 from gateway.config import Config
 from gateway.config.environment import read_secret
-from gateway.config.store import EncryptionKey, StoreConfig, StoreEncryption
+from gateway.config.store import StoreConfig
 from gateway.errors import StartupError
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, MetricsStore
@@ -92,32 +91,6 @@ def access_of(store: StoreConfig, environ: Mapping[str, str]) -> StoreAccess:
     return StoreAccess(store.username, password, sentinels, context)
 
 
-def codec_of(encryption: StoreEncryption | None, environ: Mapping[str, str]) -> RecordCodec:
-    """Return the codec of the records, with the keys of the configuration. Raise `StartupError`."""
-    if encryption is None:
-        return PLAIN
-    secrets_of_keys = [_secret_of(key, at, environ) for at, key in enumerate(encryption.keys)]
-    return RecordCodec(RecordKeys(secrets_of_keys), read_plain=encryption.read_plain)
-
-
-def _secret_of(key: EncryptionKey, at: int, environ: Mapping[str, str]) -> str:
-    """Return the secret of a key. Raise `StartupError` if there is none, or if it could be guessed."""
-    where = f"store.encryption.keys[{at}]"
-    if key.file is None:
-        secret = read_secret(environ, key.env, where) or ""
-    else:
-        try:
-            secret = key.file.read_text().strip()
-        except (OSError, ValueError) as error:
-            raise StartupError(f"{where}: {key.file} cannot be read: {error}") from None
-    if len(secret) < MIN_SECRET:
-        raise StartupError(
-            f"{where}: the secret has {len(secret)} characters, expected at least {MIN_SECRET}, such as from "
-            "openssl rand -base64 32"
-        )
-    return secret
-
-
 async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
     """Open the store. `embedder`: the fingerprint of the vectors in use.
 
@@ -125,7 +98,9 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     no failure: requests are misses until it answers.
     """
     server = None
-    codec = codec_of(config.store.encryption, environ)
+    codec, encryption = PLAIN, config.store.encryption
+    if encryption is not None:
+        codec = import_module("gateway.features.encryption.record_keys").codec_of(encryption, environ)
     url, access = config.store.url, access_of(config.store, environ)
     if url == "embedded":
         server = await ValkeySupervisor.start(

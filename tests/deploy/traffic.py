@@ -40,6 +40,9 @@ ROUTES = {
     "limited": (EXACT, "backend: main", "limits: {requests: 2/h, cost: {per_day: 100 USD}}"),
     "pair": (EXACT, "backend: pair", ""),
     "bad": (EXACT, "backend: bad", ""),
+    # Nothing is asked of these two: they open features whose metrics are only known.
+    "private": (EXACT, "backend: main", "privacy: {pii: [email]}"),
+    "trusting": (f"{EXACT}, semantic: {{ttl: 1h, min_similarity: 0.5}}, admit: {{trust: own}}", "backend: main", ""),
 }
 
 

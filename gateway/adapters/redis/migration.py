@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from gateway.adapters.redis.keyspace import PREFIX
-from gateway.adapters.redis.record_encryption import RecordInvalid
+from gateway.adapters.redis.records import RecordInvalid
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
 from gateway.messages import Vector
 from gateway.ports import ChangeKind, ForeignEntry

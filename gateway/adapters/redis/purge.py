@@ -14,8 +14,7 @@ from gateway.adapters.redis.cluster import client_for_key
 from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.entry_pages import read_entries
 from gateway.adapters.redis.keyspace import PREFIX
-from gateway.adapters.redis.record_encryption import RecordInvalid
-from gateway.adapters.redis.records import VERSION
+from gateway.adapters.redis.records import VERSION, RecordInvalid
 from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
 from gateway.errors import StoreUnavailable
 from gateway.messages import EmbeddedVector, Entry

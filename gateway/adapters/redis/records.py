@@ -1,6 +1,6 @@
 """The encoding of entries in the store: a version, a CRC-32 of the rest, then msgpack, never pickle. Pure.
 
-With keys a record is encrypted as a whole (`gateway.adapters.redis.record_encryption`).
+With keys a record is encrypted as a whole.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
-from typing import get_origin, get_type_hints
+from typing import Protocol, get_origin, get_type_hints
 from zlib import crc32
 
 import msgpack
 
-from gateway.adapters.redis.record_encryption import SEALED, RecordInvalid, RecordKeys
 from gateway.messages import Entry
 
 VERSION = 4
+SEALED = b"\x80"  # no version of a plain record begins like this
 
 NAMELESS = 3  # the version before entries named their subjects, the last field
 
@@ -64,6 +64,27 @@ def decode(data: bytes) -> Entry:
     return entry
 
 
+class RecordInvalid(ValueError):
+    """The bytes are not an entry of this version. The caller treats them as absent."""
+
+
+class SealingKeys(Protocol):
+    """The keys of encrypted records. The first one seals, all of them open."""
+
+    @property
+    def id(self) -> str:
+        """The id of the first key, in hex."""
+
+    def seal(self, record: bytes, fingerprint: str) -> bytes:
+        """Encrypt a record, so that it opens under this fingerprint only. The result begins with `SEALED`."""
+
+    def open(self, sealed: bytes, fingerprint: str) -> bytes:
+        """Decrypt a record. Raise `RecordInvalid`."""
+
+    def is_current(self, record: bytes) -> bool:
+        """Return whether the first key has sealed a record."""
+
+
 class RecordCodec:
     """`RecordCodec` encodes and decodes the records of one store.
 
@@ -71,7 +92,7 @@ class RecordCodec:
     an encrypted one.
     """
 
-    def __init__(self, keys: RecordKeys | None = None, *, read_plain: bool = True) -> None:
+    def __init__(self, keys: SealingKeys | None = None, *, read_plain: bool = True) -> None:
         self.keys = keys
         self._reads_plain = read_plain or keys is None
         self.encode: Callable[[Entry], bytes] = encode if keys is None else self._sealed

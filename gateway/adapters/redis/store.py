@@ -18,8 +18,7 @@ import orjson
 from gateway.adapters.redis.cluster import key_space_of, used_memory
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
-from gateway.adapters.redis.record_encryption import RecordInvalid
-from gateway.adapters.redis.records import PLAIN, RecordCodec
+from gateway.adapters.redis.records import PLAIN, RecordCodec, RecordInvalid
 from gateway.adapters.redis.store_client import Script, StoreClient
 from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable

@@ -1,1 +1,1 @@
-"""Encryption of the store's records: the command that rewrites them."""
+"""Encryption of the store's records, and the command that rewrites them with a new key."""

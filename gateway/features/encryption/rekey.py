@@ -15,8 +15,7 @@ from typing import Any
 
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.entry_pages import read_entries
-from gateway.adapters.redis.record_encryption import RecordInvalid, RecordKeys
-from gateway.adapters.redis.records import RecordCodec
+from gateway.adapters.redis.records import RecordCodec, RecordInvalid, SealingKeys
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import BadRequest, GatewayError, Overloaded, StoreUnavailable
 
@@ -101,7 +100,7 @@ class Rekey:
 
         return sum(await self._store.execute(read, TIMEOUT_S))
 
-    async def _rewrite(self, records: Mapping[str, bytes], keys: RecordKeys, summary: RekeySummary) -> None:
+    async def _rewrite(self, records: Mapping[str, bytes], keys: SealingKeys, summary: RekeySummary) -> None:
         readable = RecordCodec(keys)  # also plain records, which `read_plain: off` keeps from requests
         changes: dict[str, tuple[str, bytes]] = {}  # fingerprint -> digest of the former record, new record
         for at, (name, record) in enumerate(records.items()):

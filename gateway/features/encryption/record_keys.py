@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gateway.adapters.redis.records import SEALED, RecordCodec, RecordInvalid
+from gateway.config.environment import read_secret
+from gateway.config.store import EncryptionKey, StoreEncryption
+from gateway.errors import StartupError
+
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-SEALED = b"\x80"  # no version of a plain record begins like this
 
 ID_BYTES, NONCE_BYTES, TAG_BYTES = 4, 12, 16
 
@@ -26,10 +29,6 @@ MIN_SECRET = 32  # characters; the derivation is fast, so a short secret could b
 
 _HEAD = len(SEALED) + ID_BYTES
 _BODY = _HEAD + NONCE_BYTES
-
-
-class RecordInvalid(ValueError):
-    """The bytes are not an entry of this version. The caller treats them as absent."""
 
 
 class RecordKeys:
@@ -79,3 +78,27 @@ class RecordKeys:
 
 def _id_of(key: bytes) -> bytes:
     return hashlib.sha256(b"nearhit/store/key-id/" + key).digest()[:ID_BYTES]
+
+
+def codec_of(encryption: StoreEncryption, environ: Mapping[str, str]) -> RecordCodec:
+    """Return the codec of the records, with the keys of the configuration. Raise `StartupError`."""
+    secrets_of_keys = [_secret_of(key, at, environ) for at, key in enumerate(encryption.keys)]
+    return RecordCodec(RecordKeys(secrets_of_keys), read_plain=encryption.read_plain)
+
+
+def _secret_of(key: EncryptionKey, at: int, environ: Mapping[str, str]) -> str:
+    """Return the secret of a key. Raise `StartupError` if there is none, or if it could be guessed."""
+    where = f"store.encryption.keys[{at}]"
+    if key.file is None:
+        secret = read_secret(environ, key.env, where) or ""
+    else:
+        try:
+            secret = key.file.read_text().strip()
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{where}: {key.file} cannot be read: {error}") from None
+    if len(secret) < MIN_SECRET:
+        raise StartupError(
+            f"{where}: the secret has {len(secret)} characters, expected at least {MIN_SECRET}, such as from "
+            "openssl rand -base64 32"
+        )
+    return secret

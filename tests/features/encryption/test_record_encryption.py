@@ -13,14 +13,13 @@ from gateway.adapters.redis import entry_pages
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis.record_encryption import RecordInvalid, RecordKeys
-from gateway.adapters.redis.records import PLAIN, RecordCodec, encode
-from gateway.adapters.redis.rekey import Rekey, RekeyIncomplete
+from gateway.adapters.redis.records import PLAIN, RecordCodec, RecordInvalid, encode
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.cache.stores import codec_of
 from gateway.config.store import EncryptionKey, StoreEncryption
 from gateway.errors import BadRequest, StartupError, StoreUnavailable
+from gateway.features.encryption.record_keys import RecordKeys, codec_of
+from gateway.features.encryption.rekey import Rekey, RekeyIncomplete
 from tests.fixtures.entries import entry_of, vector_of
 
 OLD, NEW = "o" * 32, "n" * 40
