@@ -20,7 +20,6 @@ from gateway.messages import (
     Bypass,
     CacheDirectives,
     Call,
-    Classification,
     Dialect,
     Embedding,
     Entry,
@@ -149,7 +148,7 @@ class RequestContext:
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "classification", "tier_decision", "outlook", "light_only", "metered", "overloaded",
+        "complexity", "tier_decision", "outlook", "light_only", "metered", "overloaded",
         "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
     )  # fmt: skip
 
@@ -250,7 +249,6 @@ class RequestContext:
         self.priority = Priority.NORMAL  # for when there is not enough capacity for all
         self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
         self.complexity: float | None = None  # in [0, 1], by the score in force on the route
-        self.classification: Classification | None = None  # by the route's own classifier, if it was asked
         self.tier_decision: TierDecision | None = None  # the tier that the light/large rule prefers
         self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
         self.light_only = False  # a limit of the policy restricts it to the lightest model
@@ -381,7 +379,7 @@ class RequestContext:
             None,
             None,
         )
-        child.scored_prompt = child.classification = child.claim = child.writing = None
+        child.scored_prompt = child.claim = child.writing = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -245,14 +245,6 @@ class ModelUnavailable(Exception):
     """A model on a server gave no usable answer. The message tells why and contains no request text."""
 
 
-class ClassifierFailed(Exception):
-    """A classifier of the operator's own gave no answer. The message tells why and contains no request text."""
-
-
-class ClassifierAnswerInvalid(ClassifierFailed):
-    """A classifier's answer is neither a score in [0, 1] nor the name of a tier."""
-
-
 class SnapshotInvalid(ValueError):
     """The saved learning state of a route does not fit this gateway. The route starts from the calibration."""
 

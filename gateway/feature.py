@@ -107,6 +107,8 @@ class Feature(ABC):
     """The key that it follows in lists of keys; empty: it comes last."""
     summary: str
     """The description of its key, for editors and the table of settings."""
+    among_tiers: bool = False
+    """Whether its key, in the section `route`, means nothing on a route with one backend."""
     steps: Sequence[FeatureStep] = ()
     metrics: type | None = None
     """A class without arguments whose objects have the feature's metrics as attributes: `open` includes one in the
@@ -218,12 +220,13 @@ def _read(readers: Sequence[Reader], request: RequestContext, call: Call) -> Cal
     return call
 
 
-def idle_features(clock: Clock, telemetry: Telemetry) -> Features:
-    """Return features for a policy that is only read: without other gateways, calls and caches."""
+def idle_features(clock: Clock, telemetry: Telemetry, stack: AsyncExitStack | None = None) -> Features:
+    """Return features for a policy that is only read: without other gateways, calls and caches. `stack` closes what
+    they open, such as the connections of a classifier."""
     core = Core(
         clock=clock,
         telemetry=telemetry,
-        stack=AsyncExitStack(),
+        stack=stack or AsyncExitStack(),
         publisher=lambda _: _ignore,
         subscribe=_ignore,
         flights={},

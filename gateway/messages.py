@@ -923,28 +923,6 @@ class ScoredPrompt:
     by: Scorer = Scorer.TEXT
 
 
-class ClassifierOutcome(StrEnum):
-    """The outcome of a request's question to its route's classifier."""
-
-    ANSWERED = "answered"
-    LATE = "late"  # no answer within `complexity.timeout`
-    FAILED = "failed"  # no connection, a status other than 200, or an error of the model
-    INVALID = "invalid"  # neither a score in [0, 1] nor a tier of the route
-    PAUSED = "paused"  # not asked, because it failed several times in a row
-    BUSY = "busy"  # not asked, because it has as many questions as it may have at once
-    NO_TIME = "no-time"  # the latency budget of the request ended first
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """The answer of a classifier about a text, or the reason for none."""
-
-    text: str
-    outcome: ClassifierOutcome
-    score: float | None  # complexity in [0, 1]; None: it gave none
-    explanation: str  # who scored, or why the classifier did not, in words without any text of the request
-
-
 @dataclass(frozen=True, slots=True)
 class TierDecision:
     """The tier that the rule prefers, before budgets and failures are considered."""

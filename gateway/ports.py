@@ -780,34 +780,6 @@ MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped
 MAX_LINKS = 100_000  # 28 to 39 MB in a gateway; beyond it the oldest are dropped
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifierQuestion:
-    """All that a classifier of the operator's own learns of a request."""
-
-    text: str
-    route: str
-    model: str  # as the client named it
-    operation: str
-    max_tokens: int | None  # the client's limit
-
-
-@dataclass(frozen=True, slots=True)
-class ClassifierAnswer:
-    """Either a complexity in [0, 1], or the name of a tier or of its backend."""
-
-    score: float | None = None
-    tier: str | None = None
-
-
-class TextClassifier(Protocol):
-    """`TextClassifier` scores texts in another process."""
-
-    async def ask(self, question: ClassifierQuestion) -> ClassifierAnswer:
-        """Return the answer. The caller bounds the time. Raise `ClassifierFailed`."""
-
-    async def close(self) -> None: ...
-
-
 class ComplexityScorer(Protocol):
     """`ComplexityScorer` rates how hard a request is for the light model."""
 

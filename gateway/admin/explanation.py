@@ -216,7 +216,7 @@ def build_explanation(
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.complexity,
-        scored_by=_scored_by(request, scored_by),
+        scored_by=_scored_by(request, scored_by, lines.pop("classifier", None)),
         signal=signal_of(request, route, decision),
         thresholds=_thresholds(request, route),
         rule=_rule(route),
@@ -236,7 +236,6 @@ def build_explanation(
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
-        session=lines.pop("session", None),
         screen=None if screening is None else str(screening),
         features=lines,
         **_feature_fields(request, route),
@@ -276,16 +275,17 @@ def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
     return "" if request.scored_prompt is None else str(request.scored_prompt.by)
 
 
-def _scored_by(request: RequestContext, own: str) -> str:
-    """Return who scored the request, in words. `own` describes the gateway's own score."""
-    prompt, classification = request.scored_prompt, request.classification
+def _scored_by(request: RequestContext, own: str, classifier: str | None) -> str:
+    """Return who scored the request, in words. `own` describes the gateway's own score, and `classifier` the answer of
+    the route's classifier; None: no classifier was asked."""
+    prompt = request.scored_prompt
     if request.complexity is None or prompt is None:
         return ""
     if prompt.by is Scorer.SESSION:
         return "the last question of the session"
-    if classification is None:
+    if classifier is None:
         return own
-    return classification.explanation if prompt.by is Scorer.CLASSIFIER else f"{own}; {classification.explanation}"
+    return classifier if prompt.by is Scorer.CLASSIFIER else f"{own}; {classifier}"
 
 
 async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | None, Embedding | None]:

@@ -27,13 +27,12 @@ from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
 from gateway.dialects.json_body import load_json
 from gateway.errors import BadRequest, EmbedderUnavailable
-from gateway.feature import idle_features
+from gateway.feature import Features, idle_features
 from gateway.messages import Call, Embedding
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Embedder
 from gateway.routing.backend_choice import BackendChoice
-from gateway.routing.classifier import Classifiers
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
@@ -170,7 +169,7 @@ class OfflineExplainer:
         embedder: Embedder,
         pools: Mapping[str, UpstreamPool],
         telemetry: Telemetry,
-        classifiers: Classifiers,
+        features: Features,
     ) -> None:
         self.policy = policy
         self._deployment = Deployment.of(config)
@@ -179,8 +178,7 @@ class OfflineExplainer:
         self._complexity = build_complexity(embedder.fingerprint)
         self._pools = pools
         self._telemetry = telemetry
-        self._features = idle_features(SystemClock(), telemetry)
-        self._classifiers = classifiers
+        self._features = features
 
     async def explain(self, value: object, where: str) -> Explanation:
         """Explain a request, as `parse_request` reads it. `where` is its source. Raises `BadRequest`."""
@@ -204,6 +202,7 @@ class OfflineExplainer:
     async def _decide(self, route: Route, request: RequestContext) -> Decision:
         clock, telemetry = SystemClock(), self._telemetry
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
+        ports = self._features.ports(route)
         return await BackendChoice(
             route,
             pools_of(route.target, self._pools),
@@ -211,8 +210,8 @@ class OfflineExplainer:
             escalations,
             clock,
             self._complexity,
-            conversations=self._features.ports(route).conversations,
-            classifier=self._classifiers.of(route),
+            conversations=ports.conversations,
+            classifier=None if ports.classifier is None else ports.classifier(),
         ).choose(request)
 
 
@@ -228,6 +227,4 @@ async def explainer_of(config_path: Path, environ: Mapping[str, str]) -> AsyncIt
         pools = build_pools(config, environ, clock, telemetry)
         for pool in pools.values():
             stack.push_async_callback(pool.close)
-        classifiers = Classifiers(clock, telemetry)
-        stack.push_async_callback(classifiers.close)
-        yield OfflineExplainer(config, policy, embedder, pools, telemetry, classifiers)
+        yield OfflineExplainer(config, policy, embedder, pools, telemetry, idle_features(clock, telemetry, stack))

@@ -40,11 +40,6 @@ class RoutingMetrics:
         self.routed = Counter(
             "nearhit_routed_total", "Misses by tier and by the reason for it", ("route", "tier", "reason")
         )
-        self.classifier = Counter(
-            "nearhit_classifier_requests_total",
-            "Questions to the classifier of a route, by outcome; unless answered, the gateway's own score counts",
-            ("route", "outcome"),
-        )
         self.large_share = Gauge(
             "nearhit_large_share",
             "Large model's share of the last hour's misses that could go to either model",

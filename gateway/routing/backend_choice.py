@@ -21,7 +21,7 @@ from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudge
 from gateway.messages import Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
-from gateway.routing.classifier import RouteClassifier
+from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversation, Conversations
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import (
@@ -86,7 +86,7 @@ class BackendChoice:
         if self._classifier is not None and call is not None and call.operation != EMBEDDINGS:
             text = None if request.light_only else self._text_to_classify(request, call)
             if text:
-                request.classification = await self._classifier.classify(request, call, text)
+                await self._classifier.classify(request, call, text)
         return self.decide(request)
 
     def decide(self, request: RequestContext) -> Decision:
@@ -187,9 +187,9 @@ class BackendChoice:
 
     def _judge(self, request: RequestContext, call: Call, text: str, vector: Vector | None) -> ScoredPrompt:
         """Return the classifier's score of a text, if it gave one, and otherwise the gateway's own."""
-        found = request.classification
-        if found is not None and found.score is not None and found.text == text:
-            return ScoredPrompt(found.score, NO_ROW, Scorer.CLASSIFIER)
+        score = None if self._classifier is None else self._classifier.score_of(request, text)
+        if score is not None:
+            return ScoredPrompt(score, NO_ROW, Scorer.CLASSIFIER)
         return self._complexity.judge(text, call.max_tokens, vector)
 
     def _text_to_classify(self, request: RequestContext, call: Call) -> str | None:

@@ -317,7 +317,7 @@ def backend_choice_of(route: Route, parts: Parts, ports: RoutePorts) -> BackendC
         parts.clock,
         parts.space.complexity,
         conversations=ports.conversations,
-        classifier=parts.classifiers.of(route),
+        classifier=None if ports.classifier is None else ports.classifier(),
     )
 
 

@@ -48,7 +48,6 @@ from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, LearningEmbedder
-from gateway.routing.classifier import Classifiers
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
@@ -294,7 +293,6 @@ class Parts:
     erasure_secret: str | None  # None: there is none, so nothing names those who caused it
     subjects: SubjectDigests | None  # as `erasure_secret`
     schemas: SchemaChecks
-    classifiers: Classifiers
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -338,8 +336,6 @@ async def build_parts(
     stack.push_async_callback(shadows.close)
     schemas = SchemaChecks(telemetry)
     stack.callback(schemas.close)
-    classifiers = Classifiers(clock, telemetry)
-    stack.push_async_callback(classifiers.close)
     evictions = build_evictor(config, stores, spaces, telemetry, clock)
     for space in spaces.all:
         space.late.stored = space.backlog.stored = evictions.stored
@@ -375,7 +371,6 @@ async def build_parts(
         erasure_secret=secret,
         subjects=None if secret is None else SubjectDigests(subject_key(secret)),
         schemas=schemas,
-        classifiers=classifiers,
     )
 
 

@@ -10,6 +10,7 @@ from gateway.cache.placement import Placement
 from gateway.context import RequestContext
 from gateway.messages import Entry
 from gateway.ports import ResponseStore
+from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversations
 
 OnStored = Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None]
@@ -23,3 +24,4 @@ class RoutePorts:
     placement: Placement | None = None  # where answers are stored, if their keys are known only with them
     conversations: Conversations | None = None  # what earlier requests mean for the choice of a backend
     on_stored: OnStored | None = None  # what follows the storage of an answer
+    classifier: Callable[[], RouteClassifier] | None = None  # opens what scores requests instead of the gateway

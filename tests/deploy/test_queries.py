@@ -31,7 +31,7 @@ ABSENT = {
     "nearhit_second_opinions_total": "a cross-encoder, which the hash embedder lacks: tests/steps has it",
     "nearhit_confirmations_total": "a route with `confirm`, and two API keys: tests/features/trust has them",
     "nearhit_schema_checks_total": "requests with a JSON Schema: tests/routing/test_answers_that_fit.py has them",
-    "nearhit_classifier_requests_total": "a route with a classifier: tests/routing/test_classifier.py has one",
+    "nearhit_classifier_requests_total": "a route with a classifier: tests/features/classifier has one",
     "nearhit_personal_data_total": "a route with `privacy`: tests/features/privacy/test_privacy.py has one",
     "nearhit_link_hits_total": "a link, which a plain threshold does not follow: tests/cache has it",
     "nearhit_screen_lost_hits_total": "static vectors, which the hash embedder lacks: tests/steps has them",

@@ -18,6 +18,7 @@ from gateway.extensions import Extensions
 FEATURES = Extensions(
     "nearhit.features",
     {
+        "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
         "cache.admit.trust": "gateway.features.trust.feature:TRUST",
@@ -44,6 +45,10 @@ class KeyedFeature(Protocol):
         """The description of the key, for editors and the table of settings."""
 
     @property
+    def among_tiers(self) -> bool:
+        """Whether its key means nothing on a route with one backend."""
+
+    @property
     def form(self) -> Any:
         """The annotated type of the values that a file may write. A value of None turns the feature off."""
 
@@ -59,6 +64,7 @@ class BrokenFeature:
     reason: str
     after: str = ""
     summary: str = ""
+    among_tiers: bool = False
 
     @property
     def form(self) -> Any:

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
-from gateway.config.policy.complexity import compile_complexity
 from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
 from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
@@ -78,7 +77,7 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
         expose_headers=rule.expose_headers,
-        rules={**rule.rules, **cache.rules, **_trust(cache, admission)},
+        rules={**rule.rules, **cache.rules, **_trust(cache, admission), **rule.route.rules},
         file=file,
         line=line,
     )
@@ -96,7 +95,6 @@ def _compile_target(rule: TargetRule) -> Target:
         _compile_tiers(rule),
         large_share=rule.large_share,
         quality=rule.quality,
-        classifier=compile_complexity(rule.complexity),
         audit=_compile_audit(rule.audit),
         learn=rule.learn,
         fallback=rule.fallback,

@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import Any, Literal, TypeVar
 
 from gateway.config.errors import ConfigError
-from gateway.config.policy.complexity import ClassifierSettings
 from gateway.config.policy.parameters import TunedBackend
 from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from gateway.config.policy.tests import Expectation
@@ -143,7 +142,6 @@ class Target:
     # Instead of a fixed threshold, one that follows the traffic; at most one of the two.
     large_share: float | None = None  # share of the misses that the large model answers, in [0, 1]
     quality: float | None = None  # share of the quality gap between both models to keep, in [0, 1]
-    classifier: ClassifierSettings | None = None  # that scores the requests; None: the gateway's own score
     audit: AuditSettings = AuditSettings()  # comparisons of the light model's answers with the large model's
     learn: bool = True  # whether labels change the learnt meaning of scores
     fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed

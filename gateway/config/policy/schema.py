@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
-from gateway.config.policy.complexity import ComplexityRule
 from gateway.config.policy.features import FeatureSection, feature_problems
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.targets import (
@@ -242,8 +241,10 @@ def _trust_problems(trust: object, confirm: object, share: object) -> Iterator[P
 TIER_THRESHOLDS = ("escalate_above", "large_share", "quality")  # by which the large model is chosen
 
 
-class TargetRule(Section):
+class TargetRule(FeatureSection):
     """The backends that answer a miss: one, or a light and a large one, or more tiers. A tier may be a split."""
+
+    prefix = "route."
 
     backend: Parts = None
     """The only backend, or a split such as `{current: 95%, next: 5%}`. The alternatives are `light` and `large`, or
@@ -263,9 +264,6 @@ class TargetRule(Section):
     """Instead of `escalate_above`: the share of the misses that the large model answers, such as `30%`."""
     quality: Share | None = None
     """Instead of `escalate_above`: the share of the quality gap between both models to keep, such as 0.95."""
-    complexity: ComplexityRule | None = None
-    """`{adapter: http, url: http://127.0.0.1:7000/classify}`: a classifier of one's own scores the requests. If it is
-    late or fails, the gateway's own score counts."""
     audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
     """The share of the light model's answers to compare with the large model's, such as `2%`. Needs a cache: stored
     answers are compared."""

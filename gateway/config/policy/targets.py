@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import format_value, unknown_name
 from gateway.config.fields import Text
+from gateway.config.policy.features import feature_of
 from gateway.config.policy.parameters import PARAMETERS_SCHEMA, TunedBackend, parse_parameters
 from gateway.config.schema_types import Schema, any_of
 from gateway.config.units import POSITIVE_SHARE, SHARE, PositiveShare, parse_positive_share, parse_share
@@ -204,7 +205,8 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     tiers only.
     """
     has = {key for key, value in given.items() if value is not None}
-    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "cascade", "complexity", "learn"}
+    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "cascade", "learn"}
+    of_tiers |= {key for key in has if (found := feature_of(f"route.{key}")) is not None and found.among_tiers}
     if "backend" in has:
         if isinstance(given["backend"], dict) and isinstance(given["backend"].get("parameters"), dict):
             yield Problem("backend", "parameters need tiers to choose from, expected light and large, or tiers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
@@ -25,7 +26,10 @@ class Sessions(Feature):
     def open(self, core: Core) -> SessionRuntime:
         return SessionRuntime(core.clock, core.telemetry.include(SessionMetrics()))
 
-    def explain(self, request: RequestContext, route: Route) -> Mapping[str, str]:
+    def explain(self, request: RequestContext, route: Route) -> Unsupported:
+        return Unsupported("its line stands next to that of the backend")
+
+    def explain_fields(self, request: RequestContext, route: Route) -> Mapping[str, Any]:
         effect = request.of(SessionChoice).effect
         return {} if effect is None else {"session": _in_words(effect)}
 

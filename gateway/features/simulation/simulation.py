@@ -171,10 +171,6 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         "questions that would share a similar call in flight (coalesce: on) count as misses",
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
-    (
-        "classifiers are not asked: each request keeps its recorded complexity",
-        lambda r: r.target.classifier is not None,
-    ),
 )
 
 ALWAYS = (

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
+from tests.features.classifier.test_classifier import answers, rule
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.several import policy_of
 from tests.fixtures.upstream import Upstream, serving
-from tests.routing.test_classifier import answers, rule
 from tests.routing.test_dispatch import EASY, HARD
 
 POLICY = """

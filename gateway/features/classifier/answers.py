@@ -6,8 +6,7 @@ import math
 
 import orjson
 
-from gateway.errors import ClassifierAnswerInvalid
-from gateway.ports import ClassifierAnswer
+from gateway.features.classifier.question import ClassifierAnswer, ClassifierAnswerInvalid
 
 MAX_TIER_CHARS = 200
 EXPECTED = 'expected {"score": 0.73} or {"tier": "large"}'

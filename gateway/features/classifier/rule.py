@@ -1,9 +1,8 @@
-"""The section `route.complexity`: a classifier of the operator's own, as written and as compiled."""
+"""The section `route.complexity`: a classifier of the operator's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,16 +18,6 @@ HTTP_EXAMPLE = "http://127.0.0.1:7000/classify"
 GRPC_EXAMPLE = "grpc://127.0.0.1:8001"
 SCHEMES = {"http": ("http", "https"), "triton": ("grpc", "grpcs")}
 MAX_TIMEOUT_S = 5.0  # each request that asks waits for it
-
-
-@dataclass(frozen=True, slots=True)
-class ClassifierSettings:
-    """A classifier of the operator's own. Equal settings share connections and a circuit breaker."""
-
-    adapter: Literal["http", "triton"]
-    url: str  # without a slash at its end
-    timeout_s: float = 0.02
-    model: str = ""  # of the Triton server
 
 
 def classifier_url(value: object) -> str:
@@ -76,7 +65,7 @@ class ComplexityRule(Section):
             yield Problem("model", "works with adapter: triton only, expected that adapter or no model")
 
 
-def compile_complexity(rule: ComplexityRule | None) -> ClassifierSettings | None:
-    if rule is None:
-        return None
-    return ClassifierSettings(rule.adapter, rule.url, rule.timeout, rule.model or "")
+SUMMARY = (
+    "`{adapter: http, url: http://127.0.0.1:7000/classify}`: a classifier of one's own scores the requests. If it is "
+    "late or fails, the gateway's own score counts."
+)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.classifier.triton import text_model
-from gateway.errors import ClassifierFailed
+from gateway.features.classifier.question import ClassifierFailed
+from gateway.features.classifier.triton import text_model
 from tests.fixtures.gateways import Served
 from tests.fixtures.kserve_triton import KServeTriton
 from tests.fixtures.several import behind, counted, policy_of

@@ -8,9 +8,13 @@ from dataclasses import asdict
 import aiohttp
 import orjson
 
-from gateway.adapters.classifier.answers import read_json
-from gateway.errors import ClassifierAnswerInvalid, ClassifierFailed
-from gateway.ports import ClassifierAnswer, ClassifierQuestion
+from gateway.features.classifier.answers import read_json
+from gateway.features.classifier.question import (
+    ClassifierAnswer,
+    ClassifierAnswerInvalid,
+    ClassifierFailed,
+    ClassifierQuestion,
+)
 
 MAX_ANSWER_BYTES = 4096
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}

@@ -8,19 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from weakref import WeakValueDictionary
 
-from gateway.adapters.classifier.http import HttpClassifier
 from gateway.cache.redaction import Redaction
 from gateway.circuit_breaker import CircuitBreaker
-from gateway.config.policy.complexity import ClassifierSettings
 from gateway.config.policy.model import Route, Target
-from gateway.context import RequestContext
-from gateway.errors import ClassifierAnswerInvalid, ClassifierFailed
-from gateway.messages import Call, Classification, ClassifierOutcome
-from gateway.observability.telemetry import Telemetry
-from gateway.ports import ClassifierAnswer, ClassifierQuestion, Clock, TextClassifier
+from gateway.context import FeatureState, RequestContext
+from gateway.feature import Runtime
+from gateway.features.classifier.http import HttpClassifier
+from gateway.features.classifier.question import (
+    ClassifierAnswer,
+    ClassifierAnswerInvalid,
+    ClassifierFailed,
+    ClassifierQuestion,
+    TextClassifier,
+)
+from gateway.features.classifier.rule import ComplexityRule
+from gateway.messages import Call
+from gateway.observability.metrics import Counter
+from gateway.ports import Clock
+from gateway.steps.route_ports import RoutePorts
 from gateway.upstream.aiohttp_session import AiohttpSession
 
 LOG = logging.getLogger("nearhit.routing")
@@ -35,11 +46,11 @@ FAILURES, COOLDOWN_S, LONGEST_S = 5, 1.0, 30.0
 
 
 class Classifier:
-    """`Classifier` asks one classifier. All routes with equal settings share it, with its circuit breaker."""
+    """`Classifier` asks one classifier. All routes with equal rules share it, with its circuit breaker."""
 
-    def __init__(self, settings: ClassifierSettings, texts: TextClassifier, clock: Clock) -> None:
-        self.settings = settings
-        self.name = f"the classifier at {settings.url}"
+    def __init__(self, rule: ComplexityRule, texts: TextClassifier, clock: Clock) -> None:
+        self._rule = rule
+        self.name = f"the classifier at {rule.url}"
         self._texts = texts
         self._clock = clock
         self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_S)
@@ -53,7 +64,7 @@ class Classifier:
 
         `due`: when the request's answer is due, in seconds on the monotonic clock.
         """
-        now, timeout_s = self._clock.monotonic(), self.settings.timeout_s
+        now, timeout_s = self._clock.monotonic(), self._rule.timeout
         left_s = due - now
         if left_s <= 0:
             return ClassifierOutcome.NO_TIME, None, "the latency budget is spent"
@@ -100,31 +111,77 @@ class Classifier:
             LOG.info("a classifier answers again", extra={"fields": self._fields("")})
 
     def _fields(self, why: str) -> dict[str, object]:
-        return {"url": self.settings.url, **({"reason": why} if why else {})}
+        return {"url": self._rule.url, **({"reason": why} if why else {})}
 
 
-class RouteClassifier:
-    """`RouteClassifier` asks the classifier of one route, and counts the outcomes."""
+class ClassifierOutcome(StrEnum):
+    """The outcome of a request's question to its route's classifier."""
 
-    def __init__(self, route: Route, classifier: Classifier, telemetry: Telemetry) -> None:
-        self._route = route
-        self._classifier = classifier
-        self._telemetry = telemetry
+    ANSWERED = "answered"
+    LATE = "late"  # no answer within `complexity.timeout`
+    FAILED = "failed"  # no connection, a status other than 200, or an error of the model
+    INVALID = "invalid"  # neither a score in [0, 1] nor a tier of the route
+    PAUSED = "paused"  # not asked, because it failed several times in a row
+    BUSY = "busy"  # not asked, because it has as many questions as it may have at once
+    NO_TIME = "no-time"  # the latency budget of the request ended first
 
-    async def classify(self, request: RequestContext, call: Call, text: str) -> Classification:
-        """Return what the classifier says of a text. It waits for `complexity.timeout` at most, and never raises.
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The answer of a classifier about a text, or the reason for none."""
+
+    text: str
+    score: float | None  # complexity in [0, 1]; None: it gave none
+    explanation: str  # who scored, or why the classifier did not, in words without any text of the request
+
+
+class Classified(FeatureState):
+    """The classification of a request; None: no classifier was asked."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: Classification | None = None
+
+
+class ClassifierMetrics:
+    """Counts the questions to classifiers."""
+
+    def __init__(self) -> None:
+        self.questions = Counter(
+            "nearhit_classifier_requests_total",
+            "Questions to the classifier of a route, by outcome; unless answered, the gateway's own score counts",
+            ("route", "outcome"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierOfRoute:
+    """Asks the classifier for one route, and counts the outcomes."""
+
+    route: Route
+    classifier: Classifier
+    metrics: ClassifierMetrics
+
+    async def classify(self, request: RequestContext, call: Call, text: str) -> None:
+        """Ask for the complexity of a text. It waits for `complexity.timeout` at most, and never raises.
 
         The classifier reads nothing that the route keeps out of its caches.
         """
-        read, redaction = text[:MAX_TEXT], self._route.of(Redaction)
+        read, redaction = text[:MAX_TEXT], self.route.of(Redaction)
         if redaction is not None:
             read = redaction.redact(read)
-        question = ClassifierQuestion(read, self._route.name, call.model, call.operation, call.max_tokens)
+        question = ClassifierQuestion(read, self.route.name, call.model, call.operation, call.max_tokens)
         with request.timer("classify"):
-            outcome, score, why = await self._classifier.score(question, self._route.target, request.due)
-        self._telemetry.classifier.add(self._route.name, str(outcome))
-        name = self._classifier.name
-        return Classification(text, outcome, score, name if score is not None else f"{name} does not count: {why}")
+            outcome, score, why = await self.classifier.score(question, self.route.target, request.due)
+        self.metrics.questions.add(self.route.name, str(outcome))
+        name = self.classifier.name
+        explanation = name if score is not None else f"{name} does not count: {why}"
+        request.of(Classified).answer = Classification(text, score, explanation)
+
+    def score_of(self, request: RequestContext, text: str) -> float | None:
+        answer = request.of(Classified).answer
+        return None if answer is None or answer.text != text else answer.score
 
 
 def score_of(answer: ClassifierAnswer, target: Target) -> float:
@@ -143,28 +200,30 @@ def score_of(answer: ClassifierAnswer, target: Target) -> float:
     return (edges[rank] + edges[rank + 1]) / 2
 
 
-class Classifiers:
+class Classifiers(Runtime):
     """`Classifiers` has the classifiers of the routes in force.
 
     A classifier lives as long as a route uses it. A new policy keeps those that the former one has too, with their
     connections and their state.
     """
 
-    def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, clock: Clock, metrics: ClassifierMetrics) -> None:
         self._clock = clock
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._session = AiohttpSession(CONNECT_TIMEOUT_S, MAX_CONNECTIONS)
-        self._used: WeakValueDictionary[ClassifierSettings, Classifier] = WeakValueDictionary()
+        self._used: WeakValueDictionary[ComplexityRule, Classifier] = WeakValueDictionary()
 
-    def of(self, route: Route) -> RouteClassifier | None:
-        """Return the classifier of a route; None: its policy has none. A running event loop is needed."""
-        settings = route.target.classifier
-        if settings is None:
-            return None
-        classifier = self._used.get(settings)
+    def ports(self, route: Route) -> RoutePorts:
+        return RoutePorts(classifier=partial(self._of, route))
+
+    def _of(self, route: Route) -> ClassifierOfRoute:
+        """Return the classifier of a route. A running event loop is needed."""
+        rule = route.of(ComplexityRule)
+        assert rule is not None  # else the feature is not asked
+        classifier = self._used.get(rule)
         if classifier is None:
-            classifier = self._used[settings] = Classifier(settings, self._open(settings), self._clock)
-        return RouteClassifier(route, classifier, self._telemetry)
+            classifier = self._used[rule] = Classifier(rule, self._open(rule), self._clock)
+        return ClassifierOfRoute(route, classifier, self._metrics)
 
     async def close(self) -> None:
         for classifier in list(self._used.values()):
@@ -172,9 +231,9 @@ class Classifiers:
                 await classifier.close()
         await self._session.close()
 
-    def _open(self, settings: ClassifierSettings) -> TextClassifier:
-        if settings.adapter == "triton":
-            triton = import_module("gateway.adapters.classifier.triton")  # imports gRPC, which is large
-            texts: TextClassifier = triton.TritonClassifier(settings.url, settings.model)
+    def _open(self, rule: ComplexityRule) -> TextClassifier:
+        if rule.adapter == "triton":
+            triton = import_module("gateway.features.classifier.triton")  # imports gRPC, which is large
+            texts: TextClassifier = triton.TritonClassifier(rule.url, rule.model)
             return texts
-        return HttpClassifier(settings.url, self._session.get)
+        return HttpClassifier(rule.url, self._session.get)

@@ -14,9 +14,8 @@ from aiohttp import web
 
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Target, Tier
-from gateway.errors import ClassifierAnswerInvalid
-from gateway.ports import ClassifierAnswer
-from gateway.routing.classifier import FAILURES, MAX_INFLIGHT, MAX_TEXT, score_of
+from gateway.features.classifier.classifier import FAILURES, MAX_INFLIGHT, MAX_TEXT, score_of
+from gateway.features.classifier.question import ClassifierAnswer, ClassifierAnswerInvalid
 from tests.docs.recipes import DOCS
 from tests.features.sessions.test_sessions import CALL, RESULT, said, user
 from tests.fixtures.clock import FakeClock

@@ -12,10 +12,14 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.classifier.answers import of_score, of_tier
 from gateway.adapters.triton.models import OPTIONS
-from gateway.errors import ClassifierAnswerInvalid, ClassifierFailed
-from gateway.ports import ClassifierAnswer, ClassifierQuestion
+from gateway.features.classifier.answers import of_score, of_tier
+from gateway.features.classifier.question import (
+    ClassifierAnswer,
+    ClassifierAnswerInvalid,
+    ClassifierFailed,
+    ClassifierQuestion,
+)
 
 SCORES = frozenset({"FP16", "FP32", "FP64"})
 OUTPUTS = ("score", "tier", "text_output")  # looked for by name, in this order, if a model has several outputs
