@@ -397,6 +397,8 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+EMBEDDINGS = "embeddings"  # the operation of calls for vectors, in all dialects
+
 # A model call as its dialect reads it, and the client's cache directives.
 STATEFUL = frozenset(
     {
@@ -457,7 +459,8 @@ class Call:
     prompt_source: str | Callable[[Mapping[str, Any]], str]  # the prompt, or a function that reads it from the body
     max_tokens: int | None
     user: str | None  # the end user that the body names
-    questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
+    embeds: bool = False  # its answer is vectors, one for each input
+    questions: tuple[str, ...] = ()  # if it embeds: the texts
     uncached: Bypass | None = None  # why its answer is neither stored nor looked up
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
@@ -696,8 +699,68 @@ class Endpoint:
     required_headers: tuple[tuple[str, str], ...] = ()  # with the values for clients that send none
     is_versioned: bool = False  # the base URL that clients are given ends in the version of the API
     embeds: bool = True  # there are endpoints with models of embeddings
+    has_budgets: bool = False  # thinking may have a budget in tokens
     paths_name_models: bool = False  # paths that no dialect claims name models, too: see `Dialect.renamed_path`
     models: ModelObjects | None = None  # None: it has no list of models at `/v1/models`
+
+
+Schema = Mapping[str, Any] | bool
+"""A JSON Schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool in an answer. `arguments` are parsed; a text that is not JSON stays a text."""
+
+    name: str
+    arguments: Any
+    by_server: bool = False  # the backend has run the tool, so the request has no schema for it
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the backend sent a name and arguments of the types that its protocol demands."""
+        return isinstance(self.name, str) and self.name != "" and (self.by_server or self.arguments is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """The parts of an answer that a schema can describe. A choice has a text unless it calls tools."""
+
+    texts: tuple[str, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DemandedForm:
+    """The schemas that a request names. `text` None: its answer's text is free."""
+
+    text: Schema | None
+    tools: Mapping[str, Schema]
+
+    def __bool__(self) -> bool:
+        return self.text is not None or bool(self.tools)
+
+
+class TokenLogprobs(Protocol):
+    """The support of a dialect for the log probabilities of a response's tokens."""
+
+    def with_logprobs(self, call: Call) -> Call:
+        """Return the call with log probabilities requested; `call` itself if its client requests them already."""
+
+    def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
+        """Return natural logarithms, one for each token of the first choice; empty if the response has none."""
+
+    def strip_logprobs(self, call: Call, data: bytes) -> bytes:
+        """Return a complete body, or one event's data, without log probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """The parameters of a call that a tier may set. `set_effort` sets the effort of reasoning in a body to what its
+    second argument returns for the client's; None: the call has no effort."""
+
+    limit_field: str  # with the most tokens of the answer
+    set_effort: Callable[[dict[str, Any], Callable[[Any], Any]], None] | None = None
 
 
 class OpenParts(Protocol):
@@ -767,6 +830,27 @@ class Dialect(Protocol):
     def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:
         """Return a path that no dialect claims, with the backend's name of the model that it names. `rename` returns
         that name for the client's; None: it is the same."""
+
+    @property
+    def logprobs(self) -> TokenLogprobs | None:
+        """Its support of log probabilities; None: it has none."""
+
+    @property
+    def chains_answers(self) -> bool:
+        """Whether a request may continue an answer by the id of that."""
+
+    def continued(self, call: Call) -> str | None:
+        """Return the id of the answer or conversation that the backend stores and a call continues; None: it continues
+        none."""
+
+    def tunable(self, call: Call) -> Tunable | None:
+        """Return the parameters of a call that a tier may set; None: there are none."""
+
+    def demanded_form(self, call: Call) -> DemandedForm:
+        """Return the form that a call demands of its answer. A malformed field demands nothing."""
+
+    def answer_parts(self, call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:
+        """Return the parts of a complete answer; None: it cannot be read. `payload` as in `Entry`."""
 
     def is_free(self, call: Call) -> bool:
         """Return whether a call makes no model work."""

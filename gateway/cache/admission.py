@@ -28,7 +28,7 @@ def refuse_request(rules: AdmissionRules, temperature: float | None, roles: Iter
 def roles_of(call: Call) -> Iterator[object]:
     """Yield the role of each turn, in any field that a protocol keeps turns in."""
     body = call.body
-    if call.operation == "embeddings":
+    if call.embeds:
         return
     if any(body.get(key) for key in ("system", "instructions")):
         yield "system"

@@ -24,8 +24,7 @@ from referencing.exceptions import Unresolvable
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.pattern_cost import is_cheap
-from gateway.dialects.structured_answers import DemandedForm, Schema, demanded_form, read_answer
-from gateway.messages import Call
+from gateway.messages import Call, DemandedForm, Schema
 from gateway.observability.telemetry import Telemetry
 
 MAX_SCHEMA_BYTES = 32 * 1024
@@ -77,7 +76,7 @@ class SchemaValidator:
         """Return how an answer fits. `payload` as in `Entry`. An answer that cannot be read does not fit."""
         if sum(map(len, payload)) > MAX_ANSWER_BYTES:
             return Validity.TOO_COSTLY
-        answer = read_answer(call, payload, streamed)
+        answer = call.dialect.answer_parts(call, payload, streamed)
         if answer is None:
             return Validity.INVALID
         fits = []
@@ -198,7 +197,7 @@ class SchemaChecks:
 
     async def fit(self, route: str, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity | None:
         """Return how an answer fits the form that its request demands; None: it demands none."""
-        form = demanded_form(call)
+        form = call.dialect.demanded_form(call)
         if not form:
             return None
         fit = await self._run(form, call, payload, streamed)

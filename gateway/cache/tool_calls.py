@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gateway.config.policy.model import AdmissionRules
-from gateway.dialects.structured_answers import read_answer
 from gateway.messages import Admission, Call, Entry
 
 TURNS = ("messages", "input", "system", "instructions", "prompt")  # fields of a request that hold its texts
@@ -26,7 +25,7 @@ def refuse_tool_calls(rules: AdmissionRules, call: Call, payload: Sequence[bytes
     """Return why an answer with tool calls is neither stored nor served; None: it may be, or calls no tool."""
     if not any(mark in data for data in payload for mark in _MARKS):
         return None
-    answer = read_answer(call, payload, streamed)
+    answer = call.dialect.answer_parts(call, payload, streamed)
     if answer is None:
         return Admission.MALFORMED
     if not all(_is_named(rules.tools, made.name) for made in answer.tool_calls):

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.messages import KEEP_ALIVE, Call, ClientForm, Endpoint, Event, OpenParts, Translation
+from gateway.messages import (
+    KEEP_ALIVE,
+    AnswerParts,
+    Call,
+    ClientForm,
+    DemandedForm,
+    Endpoint,
+    Event,
+    OpenParts,
+    TokenLogprobs,
+    Translation,
+    Tunable,
+)
 
 
 class BaseDialect:
@@ -23,12 +35,26 @@ class BaseDialect:
     token_count_path: str | None = None
     to_neutral: Translation | None = None
     from_neutral: Translation | None = None
+    logprobs: TokenLogprobs | None = None
+    chains_answers = False
 
     def fitted(self, call: Call, headers: Mapping[str, str]) -> Call:
         return call
 
     def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:
         return path
+
+    def continued(self, call: Call) -> str | None:
+        return None
+
+    def tunable(self, call: Call) -> Tunable | None:
+        return None
+
+    def demanded_form(self, call: Call) -> DemandedForm:
+        return DemandedForm(None, {})
+
+    def answer_parts(self, call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:
+        return AnswerParts()
 
     def is_free(self, call: Call) -> bool:
         return False

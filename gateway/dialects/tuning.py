@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gateway.config.policy.parameters import EFFORTS, MIN_BUDGET, Parameters
 from gateway.dialects.anthropic.translation.chat_to_messages import DEFAULT_MAX_TOKENS
-from gateway.dialects.anthropic.translation.chat_to_messages import EFFORTS as ANTHROPIC_EFFORTS
+from gateway.dialects.known import endpoint_of
 from gateway.messages import Call
 
 # Efforts with the budgets up to which they stand for them. LiteLLM translates with the same numbers.
 BUDGETS = (("none", 0), ("low", 1024), ("medium", 2048))
-OPERATIONS = frozenset({"chat.completions", "completions", "responses", "messages"})
 
 
 def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
@@ -25,21 +25,23 @@ def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
 
     The keys of the caches stay those of the client's call.
     """
-    if call.operation not in OPERATIONS:
+    tunable, endpoint = call.dialect.tunable(call), endpoint_of(speaks)
+    if tunable is None:
         return call
+    has_budgets = endpoint is not None and endpoint.has_budgets
     body, max_tokens = dict(call.body), lower(call.max_tokens, parameters.max_tokens)
     if parameters.max_tokens is not None:
-        body[_max_tokens_field(call)] = max_tokens
-        if speaks == "anthropic":
+        body[tunable.limit_field] = max_tokens
+        if has_budgets:
             _cap_budget(body, parameters.max_tokens)
-    if call.operation != "completions":
+    if tunable.set_effort is not None:
         effort, budget = parameters.reasoning_effort, parameters.thinking_budget
-        if budget is not None and speaks == "anthropic":
+        if budget is not None and has_budgets:
             _set_budget(body, budget, max_tokens or DEFAULT_MAX_TOKENS)
         elif budget is not None:
             effort = _lower_effort(effort, effort_of(budget))
         if effort is not None:
-            _SET_EFFORT[call.operation](body, effort)
+            tunable.set_effort(body, partial(_lower_effort, tier=effort))
     added = frozenset(body.keys() - call.body.keys())
     return replace(call, body=body, max_tokens=max_tokens, body_bytes=None, tuning=str(parameters), added=added)
 
@@ -59,44 +61,6 @@ def _lower_effort(client: Any, tier: str) -> Any:
     if client is None:
         return tier
     return client if client not in EFFORTS else min(client, tier, key=EFFORTS.index)
-
-
-def _max_tokens_field(call: Call) -> str:
-    if call.operation == "responses":
-        return "max_output_tokens"
-    if call.operation == "chat.completions" and call.body.get("max_tokens") is None:
-        return "max_completion_tokens"
-    return "max_completion_tokens" if call.body.get("max_completion_tokens") else "max_tokens"
-
-
-def _set_chat_effort(body: dict[str, Any], effort: str) -> None:
-    body["reasoning_effort"] = _lower_effort(body.get("reasoning_effort"), effort)
-
-
-def _set_response_effort(body: dict[str, Any], effort: str) -> None:
-    reasoning = body.get("reasoning")
-    given = reasoning if isinstance(reasoning, dict) else {}
-    body["reasoning"] = {**given, "effort": _lower_effort(given.get("effort"), effort)}
-
-
-def _set_message_effort(body: dict[str, Any], effort: str) -> None:
-    if effort == "none":
-        body["thinking"] = {"type": "disabled"}
-        return
-    thinking = body.get("thinking")
-    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
-        return  # the client asks for less
-    config = body.get("output_config")
-    given = config if isinstance(config, dict) else {}
-    chosen = _lower_effort(given.get("effort"), effort)
-    body["output_config"] = {**given, "effort": ANTHROPIC_EFFORTS.get(chosen, chosen)}
-
-
-_SET_EFFORT = {
-    "chat.completions": _set_chat_effort,
-    "responses": _set_response_effort,
-    "messages": _set_message_effort,
-}
 
 
 def _set_budget(body: dict[str, Any], budget: int, max_tokens: int) -> None:

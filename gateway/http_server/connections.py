@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from gateway.config.schema import ServerConfig
 from gateway.context import RequestContext
-from gateway.dialects.openai.dialect import OpenAI
+from gateway.dialects.known import DEFAULT, DIALECTS
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
 from gateway.http_server.response_writer import OutputBuffer, encode_answer, stream
@@ -40,7 +40,7 @@ class ConnectionRefused(NamedTuple):
 
 
 def closing_answer(status: int, message: str) -> ConnectionRefused:
-    body = OpenAI().error("internal_error" if status == 500 else "invalid_request_error", message)
+    body = DIALECTS[DEFAULT].error("internal_error" if status == 500 else "invalid_request_error", message)
     return ConnectionRefused(status, (("Content-Type", "application/json"), ("Server", "nearhit")), body)
 
 

@@ -18,14 +18,13 @@ from gateway.context import RequestContext
 from gateway.dialects.known import client_of
 from gateway.dialects.self_contained import is_self_contained
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
-from gateway.messages import Call, ScoredPrompt, Scorer, Vector
+from gateway.messages import EMBEDDINGS, Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversation, Conversations
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import (
-    EMBEDDINGS,
     BackendTraits,
     Decision,
     Signals,
@@ -83,7 +82,7 @@ class BackendChoice:
     async def choose(self, request: RequestContext) -> Decision:
         """Ask the route's classifier, if it has one and the complexity matters, and decide."""
         call = request.call
-        if self._classifier is not None and call is not None and call.operation != EMBEDDINGS:
+        if self._classifier is not None and call is not None and not call.embeds:
             text = None if request.light_only else self._text_to_classify(request, call)
             if text:
                 await self._classifier.classify(request, call, text)
@@ -100,7 +99,7 @@ class BackendChoice:
             return only(self.single_backend)
         if call is None:
             return select(target, self._pools, _passthrough_signals(request), self._route.slo.late)
-        if call.operation == EMBEDDINGS:
+        if call.embeds:
             return select(target, self._pools, Signals(EMBEDDINGS), self._route.slo.late)
         target, conversations = self._resolve(request, call), self.conversations
         conversation = None if conversations is None else conversations.of(request, call)
@@ -157,7 +156,7 @@ class BackendChoice:
     def outlook(self, request: RequestContext) -> LatencyForecast | None:
         """Return the current forecast of every backend; None where latencies are not predicted."""
         call = request.call
-        if call is None or call.operation == "embeddings":
+        if call is None or call.embeds:
             return None
         names = self._resolve(request, call).backends
         predictions = {name: self._predict(request, name) for name in names}

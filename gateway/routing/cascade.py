@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from gateway.cache.schema_check import SchemaChecks, Validity
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.dialects.openai.logprobs import TokenLogprobs, logprobs_reader
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
-from gateway.messages import Admission, Call, Choice, Inspection, Usage
+from gateway.messages import Admission, Call, Choice, Inspection, TokenLogprobs, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.answer_checks import AnswerChecks, CheckedAnswer, Sample
 from gateway.routing.cascade_policy import token_confidence
@@ -64,7 +63,7 @@ class LightTrials:
 
     async def run(self, request: RequestContext, call: Call, backend: str) -> TriedAnswer:
         """Run a trial. A failing backend gives no answer, never an exception."""
-        odds = logprobs_reader(call.dialect.name) if self._rule.check == "logprobs" else None
+        odds = call.dialect.logprobs if self._rule.check == "logprobs" else None
         async with asyncio.TaskGroup() as group:  # if the client leaves, all calls end
             early = self._rule.check == "consistency"
             samples = self._checks.samples(group, request, backend) if early else []

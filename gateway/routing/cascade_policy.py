@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config.policy.targets import Check
-from gateway.dialects.structured_answers import demanded_form
 from gateway.messages import Call
 
 # Minimum temperature of extra samples. Self-consistency was measured with it (Wang et al., "Self-Consistency Improves
@@ -47,7 +46,7 @@ def is_applicable(check: Check, call: Call, *, judged: bool) -> bool:
     if call.stateful:  # a trial and its escalation would be two calls
         return False
     if check == "schema":
-        return bool(demanded_form(call))
+        return bool(call.dialect.demanded_form(call))
     if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:
         return False
     if body.get("tools") or body.get("functions") or "audio" in (body.get("modalities") or ()):

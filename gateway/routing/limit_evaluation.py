@@ -50,7 +50,7 @@ def input_tokens(call: Call) -> int:
 
     Images and tools are not counted; the backend's own count corrects that.
     """
-    texts = call.questions if call.operation == "embeddings" else (call.prompt,)
+    texts = call.questions if call.embeds else (call.prompt,)
     return max(1, sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_A_TOKEN)
 
 

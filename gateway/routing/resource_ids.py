@@ -167,13 +167,6 @@ def ids_in_call(call: Call, body: bytes) -> list[str]:
     return list(dict.fromkeys([*found, *islice(_walk(roots), MAX_NAMED)]))[:MAX_NAMED]
 
 
-def makes_resource(call: Call) -> bool:
-    """Return whether the backend stores the answer of a call under its id."""
-    if call.operation == "chat.completions":
-        return call.body.get("store") is True
-    return call.operation == "responses" and call.stored
-
-
 def ids_in_location(location: str) -> list[str]:
     """Return the ids in the `Location` of an answer that made something; it may be a URL or a path."""
     path = urlsplit(location).path

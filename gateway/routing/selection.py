@@ -18,7 +18,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.config.policy.targets import TierPart
 from gateway.dialects.known import answers_client, endpoint_of
 from gateway.latency_forecast import Prediction, RemainingBudget
-from gateway.messages import Choice, TierDecision
+from gateway.messages import EMBEDDINGS, Choice, TierDecision
 
 
 # First: which part of a tier answers a request.
@@ -227,8 +227,6 @@ def decide(
     better = predictions[target.backends.index(decision.backends[0])]
     return with_trial(decision, target.tiers[0].backend, remaining, predictions[0], better)
 
-
-EMBEDDINGS = "embeddings"
 
 UNBOUNDED = RemainingBudget()
 

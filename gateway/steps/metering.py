@@ -95,7 +95,7 @@ async def metered_call(request: RequestContext) -> MeteredCall:
     if operation.is_free:
         return MeteredCall(*common, request.model, call, 0, None, 0.0)
     if call is not None:
-        output = 0 if call.operation == "embeddings" else call.max_tokens
+        output = 0 if call.embeds else call.max_tokens
         if output and isinstance(choices := call.body.get("n"), int) and 1 < choices < MAX_CHOICES:
             output *= choices
         return MeteredCall(*common, call.model, call, input_tokens(call), output, 0.0)

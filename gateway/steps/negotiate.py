@@ -147,7 +147,7 @@ class Negotiate:
         return await resolve_response(self._form(request, call, response, hit=hit))
 
     def _to_client_form(self, call: Call, response: Response, body: FullBody, *, hit: bool) -> Response:
-        if call.stream and call.operation != "embeddings":
+        if call.stream and not call.embeds:
             events = (self._split_cache if hit else call.dialect).events(call, body.data)
             return _with_form(
                 response, SSE, EventStream(BufferedStream(tuple(call.dialect.visible_events(call, events))))

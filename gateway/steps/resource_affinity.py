@@ -23,7 +23,6 @@ from gateway.routing.resource_ids import (
     ids_in_location,
     ids_in_path,
     ids_in_query,
-    makes_resource,
     reported_ids,
 )
 from gateway.streams import StreamObserver, close_body, with_observer
@@ -63,7 +62,7 @@ class ResourceStep:
             return self._inner(request) if collection is None else self._pass(request, collection)
         if call.operation not in CONVERSATIONS:
             return self._inner(request)
-        ids, makes = ids_in_call(call, request.body), makes_resource(call)
+        ids, makes = ids_in_call(call, request.body), call.stored
         return self._call(request, ids, makes=makes) if ids or makes else self._inner(request)
 
     async def _call(self, request: RequestContext, ids: Sequence[str], *, makes: bool) -> Response:

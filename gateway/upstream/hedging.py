@@ -31,7 +31,6 @@ BURST = 5.0  # hedges that can be saved up
 
 MIN_DELAY_S = 0.001  # Finagle's minimum: a shorter timer measures this process rather than an upstream
 
-STORED_BY_DEFAULT = frozenset({"responses"})  # OpenAI stores responses to these operations unless `store` is false
 
 CLIENT_TOOLS = frozenset({"function", "custom"})  # other tools (web search, MCP, code) run at the provider
 
@@ -92,9 +91,7 @@ def is_hedgeable(call: Call | None, *, is_internal: bool) -> bool:
     if call is None or is_internal or call.stateful:
         return False
     body = call.body
-    stored = (
-        body.get("store", call.operation in STORED_BY_DEFAULT) or body.get("background") or body.get("conversation")
-    )
+    stored = body.get("store", call.stored) or body.get("background") or body.get("conversation")
     return not stored and not body.get("mcp_servers") and all(map(_runs_on_client, _as_list(body.get("tools"))))
 
 

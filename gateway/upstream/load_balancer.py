@@ -39,7 +39,7 @@ def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
     messages up to the first user message, which every later request of the conversation repeats. `prefix` has no key:
     see `prefix_affinity`.
     """
-    if sticky in ("off", "prefix") or call.operation == "embeddings":
+    if sticky in ("off", "prefix") or call.embeds:
         return None
     parts: list[Any] = [tenant, call.user]
     if sticky == "conversation":

@@ -102,7 +102,7 @@ class OnnxBackend(LimitedBackend):
     def _handler_for(self, request: RequestContext, call: Call) -> Callable[[ConcurrencyPermit], Awaitable[Response]]:
         """Return the function that serves the call, given a permit. Raise `UnsupportedByBackend`."""
         if isinstance(self._model, SentenceEmbedder):
-            if call.operation != "embeddings":
+            if not call.embeds:
                 raise UnsupportedByBackend(
                     f"backend '{self.name}' serves embeddings only, not {call.operation} requests"
                 )
@@ -117,7 +117,7 @@ class OnnxBackend(LimitedBackend):
                     f"backend '{self.name}' serves tensor inference only, not {call.operation} requests"
                 )
             return partial(self._infer, request, call, self._model)
-        if call.operation == "embeddings":
+        if call.embeds:
             raise UnsupportedByBackend(f"backend '{self.name}' has no embedding model")
         question, created = parse_classifier_input(call, self.name), int(self._clock.wall())
         try:

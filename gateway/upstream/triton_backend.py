@@ -85,7 +85,7 @@ class TritonBackend(LimitedBackend):
         try:
             if call.operation == "infer":
                 response = await self._tensor_calls.infer(request, call, permit)
-            elif call.operation == "embeddings":
+            elif call.embeds:
                 response = await self._embed(request, call)
             else:
                 response = await self._generate(request, call, permit)
@@ -234,7 +234,7 @@ class TritonBackend(LimitedBackend):
         return Response(200, JSON, FullBody(body))
 
     def _model_of(self, call: Call) -> str:
-        if call.operation == "embeddings":
+        if call.embeds:
             return self._embedding_model or ""
         return self._models.upstream_name(call.model) or call.model
 

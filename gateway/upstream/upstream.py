@@ -46,7 +46,7 @@ PENDING_PREDICTION = Prediction(math.inf, math.inf, math.inf)
 
 def call_features(call: Call | None, route: str) -> CallFeatures | None:
     """Return what is known of a call before it is sent; None if its latency says nothing about other calls."""
-    if call is None or call.operation == "embeddings":
+    if call is None or call.embeds:
         return None
     if call.tuning:
         route = route_of_features(route, call.tuning)
@@ -252,7 +252,7 @@ class Attempt:
         call = request.call
         self.endpoint = endpoint
         self.request = request
-        self._is_observed = call is not None and call.operation != "embeddings"  # its latency is observed
+        self._is_observed = call is not None and not call.embeds  # its latency is observed
         self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
         # A call of the property would cost each request one.
         self._load = endpoint.load + endpoint.server_load.queued_elsewhere  # calls ahead of it

@@ -11,8 +11,7 @@ import pytest
 from gateway.cache.pattern_cost import is_cheap
 from gateway.cache.schema_check import MAX_ANSWER_BYTES, SchemaValidator, Validity
 from gateway.dialects.known import find_dialect
-from gateway.dialects.structured_answers import AnswerParts, ToolCall, demanded_form, read_answer
-from gateway.messages import Call
+from gateway.messages import AnswerParts, Call, ToolCall
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -60,7 +59,7 @@ def tool_call_of(path: str, arguments: Any, name: str = "weather") -> bytes:
 
 
 def fit_of(call: Call, answer: bytes) -> Validity:
-    return SchemaValidator().check(demanded_form(call), call, (answer,), False)
+    return SchemaValidator().check(call.dialect.demanded_form(call), call, (answer,), False)
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -97,8 +96,9 @@ def test_arguments_that_are_no_json_do_not_fit() -> None:
 
 def test_the_older_field_of_messages_and_functions_is_read() -> None:
     call = call_of(MESSAGES, output_format={"type": "json_schema", "schema": CITY})
-    assert demanded_form(call).text == CITY
-    assert demanded_form(call_of(CHAT, functions=[{"name": "f", "parameters": CITY}])).tools == {"f": CITY}
+    assert call.dialect.demanded_form(call).text == CITY
+    call = call_of(CHAT, functions=[{"name": "f", "parameters": CITY}])
+    assert call.dialect.demanded_form(call).tools == {"f": CITY}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,8 @@ def test_the_older_field_of_messages_and_functions_is_read() -> None:
     ],
 )
 def test_a_request_without_a_readable_schema_demands_nothing(body: dict[str, Any]) -> None:
-    assert not demanded_form(call_of(CHAT, **body))
+    call = call_of(CHAT, **body)
+    assert not call.dialect.demanded_form(call)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_a_costly_check_ends_early(schema: Any, value: Any) -> None:
 def test_a_huge_answer_is_not_checked_and_a_schema_is_compiled_once() -> None:
     call, validator = call_of(CHAT, **FORMS[CHAT]), SchemaValidator()
     huge = text_of(CHAT, "x" * MAX_ANSWER_BYTES)
-    assert validator.check(demanded_form(call), call, (huge,), False) is Validity.TOO_COSTLY
+    assert validator.check(call.dialect.demanded_form(call), call, (huge,), False) is Validity.TOO_COSTLY
     assert validator._validator(CITY) is validator._validator(dict(CITY))
 
 
@@ -199,7 +200,7 @@ def test_the_work_of_a_pattern_is_bounded_before_it_runs(pattern: str, character
 def test_the_parts_of_an_answer_are_read_from_a_stream_too(path: str) -> None:
     call = call_of(path)
     if path == RESPONSES:  # its events carry a whole response, which these short answers are not
-        assert read_answer(call, (b"{",), False) is None
+        assert call.dialect.answer_parts(call, (b"{",), False) is None
         return
     whole = orjson.loads(text_of(path, "hi"))
     whole |= {
@@ -212,11 +213,12 @@ def test_the_parts_of_an_answer_are_read_from_a_stream_too(path: str) -> None:
     }
     whole |= {"stop_reason": "end_turn", "usage": {"input_tokens": 1, "output_tokens": 1}}
     events = call.dialect.events(call, orjson.dumps(whole))
-    assert read_answer(call, tuple(event.data for event in events), True) == AnswerParts(("hi",))
+    assert call.dialect.answer_parts(call, tuple(event.data for event in events), True) == AnswerParts(("hi",))
 
 
 def test_tools_that_the_backend_runs_are_told_apart() -> None:
     item = {"type": "web_search_call", "status": "completed"}
     answer = orjson.dumps({"output": [item, {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}]})
     made = ToolCall("web_search", None, by_server=True)
-    assert read_answer(call_of(RESPONSES), (answer,), False) == AnswerParts(("hi",), (made,))
+    call = call_of(RESPONSES)
+    assert call.dialect.answer_parts(call, (answer,), False) == AnswerParts(("hi",), (made,))

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.cache.answer_similarity import combine_vectors, passages
+from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai.dialect import CHAT, OpenAI
-from gateway.dialects.openai.logprobs import OpenAILogprobs, logprobs_reader
+from gateway.dialects.openai.logprobs import OpenAILogprobs
 from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.messages import Call, Choice
 from gateway.routing.answer_checks import MAX_CHARACTERS, grade_prompt, parse_grade
@@ -180,7 +181,7 @@ def test_an_answer_without_any_has_none(body: bytes) -> None:
 
 
 def test_other_dialects_have_none() -> None:
-    assert logprobs_reader("kserve") is None
+    assert DIALECTS["kserve"].logprobs is None
 
 
 # Consistency

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.context import Load
+from gateway.messages import Bypass, Call
 from gateway.upstream.hedging import (
     BURST,
     MIN_DELAY_S,
@@ -21,6 +22,7 @@ from gateway.upstream.hedging import (
     is_hedgeable,
     skip_reason,
 )
+from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES, call_of
 
 SECONDS = st.floats(0, 1e4)
 CROWDS = st.builds(Load, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
@@ -100,8 +102,9 @@ def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: Hedg
     assert skip_reason(budget, [first, *others], others) is why_not
 
 
-def call(operation: str = "chat.completions", **body: Any) -> Any:
-    return SimpleNamespace(operation=operation, stateful=False, body=body)
+def call(operation: str = "chat.completions", **body: Any) -> Call:
+    path = {"chat.completions": CHAT, "responses": RESPONSES, "messages": MESSAGES}[operation]
+    return call_of(path, **body)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def call(operation: str = "chat.completions", **body: Any) -> Any:
 def test_what_changes_nothing_is_hedged(asked: Any) -> None:
     assert is_hedgeable(asked, is_internal=False)
     assert not is_hedgeable(asked, is_internal=True)
-    assert not is_hedgeable(SimpleNamespace(operation="infer", stateful=True, body={}), is_internal=False)  # type: ignore[arg-type]
+    assert not is_hedgeable(replace(asked, uncached=Bypass.SEQUENCE), is_internal=False)
 
 
 @pytest.mark.parametrize(

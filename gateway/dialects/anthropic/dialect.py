@@ -14,14 +14,15 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic import answers, errors
+from gateway.dialects.anthropic.equal_forms import messages_form
 from gateway.dialects.anthropic.models import anthropic_model, anthropic_page
 from gateway.dialects.anthropic.requests import MESSAGES, without_cache_marks
-from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking
+from gateway.dialects.anthropic.structured_answers import demanded_form, read_parts_of_message
+from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking, set_effort
 from gateway.dialects.anthropic.token_counts import COUNT_TOKENS, estimate_tokens
 from gateway.dialects.anthropic.translation.chat_as_message import ChatAnswer
 from gateway.dialects.anthropic.translation.message_as_chat import MessageAnswer
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.equal_forms import messages_form
 from gateway.dialects.json_body import (
     ABSENT,
     check_limit,
@@ -34,8 +35,21 @@ from gateway.dialects.json_body import (
 )
 from gateway.dialects.reported_errors import read_error
 from gateway.dialects.sse import with_event_name, with_names
+from gateway.dialects.structured_answers import read_parts
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Endpoint, Event, Inspection, ModelObjects, TextAnswer
+from gateway.messages import (
+    AnswerParts,
+    Bypass,
+    Call,
+    Decisive,
+    DemandedForm,
+    Endpoint,
+    Event,
+    Inspection,
+    ModelObjects,
+    TextAnswer,
+    Tunable,
+)
 
 VERSION, BETA = "anthropic-version", "anthropic-beta"
 
@@ -57,6 +71,7 @@ class Anthropic(Conversational):
         own_headers=frozenset({VERSION, BETA, "anthropic-dangerous-direct-browser-access"}),
         required_headers=((VERSION, "2023-06-01"),),  # the only supported version besides an older one
         embeds=False,
+        has_budgets=True,
         models=ModelObjects(anthropic_model, anthropic_page, query="limit=1000"),  # a page has at most this many
     )
     token_count_path = COUNT_TOKENS
@@ -88,6 +103,15 @@ class Anthropic(Conversational):
             return call
         body = fit_thinking(call.body, interleaved=INTERLEAVED in headers.get(BETA, ""))
         return call if body is call.body else replace(call, body=body)
+
+    def tunable(self, call: Call) -> Tunable | None:
+        return Tunable("max_completion_tokens" if call.body.get("max_completion_tokens") else "max_tokens", set_effort)
+
+    def demanded_form(self, call: Call) -> DemandedForm:
+        return demanded_form(call.body)
+
+    def answer_parts(self, call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:
+        return read_parts(call, payload, streamed, read_parts_of_message)
 
     def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
         return estimate_tokens(body) if isinstance(body.get("messages"), list) else None

@@ -8,12 +8,14 @@ Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.dialects.anthropic.translation.sealed_calls import is_sealed
 
 INTERLEAVED = "interleaved-thinking"  # the beta in which the budget may exceed `max_tokens`
+# OpenAI's efforts by their names here
+EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
 MIN_TOP_P = 0.95
 _SEAL = {"thinking": "signature", "redacted_thinking": "data"}  # the field that only the API can write
 
@@ -107,3 +109,17 @@ def calls_without_thinking(messages: Sequence[Mapping[str, Any]]) -> bool:
 def _kinds(message: Mapping[str, Any]) -> list[str]:
     content = message["content"]
     return [block["type"] for block in content] or [""] if isinstance(content, list) else ["text"]
+
+
+def set_effort(body: dict[str, Any], lower: Callable[[Any], Any]) -> None:
+    """Set the effort in a body to what `lower` returns for the client's. The effort `none` switches thinking off."""
+    if lower(None) == "none":
+        body["thinking"] = {"type": "disabled"}
+        return
+    thinking = body.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return  # the client asks for less
+    config = body.get("output_config")
+    given = config if isinstance(config, dict) else {}
+    chosen = lower(given.get("effort"))
+    body["output_config"] = {**given, "effort": EFFORTS.get(chosen, chosen)}

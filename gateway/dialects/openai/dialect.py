@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.equal_forms import COMPLETIONS, chat_form, with_defaults_left_out
-from gateway.dialects.equal_forms import EMBEDDINGS as EMBEDDING_FIELDS
+from gateway.dialects.equal_forms import with_defaults_left_out
 from gateway.dialects.json_body import (
     ABSENT,
     check_count,
@@ -32,13 +31,20 @@ from gateway.dialects.json_body import (
 )
 from gateway.dialects.openai import answers
 from gateway.dialects.openai.answers import reading
+from gateway.dialects.openai.equal_forms import COMPLETIONS, chat_form
+from gateway.dialects.openai.equal_forms import EMBEDDINGS as EMBEDDING_FIELDS
+from gateway.dialects.openai.logprobs import OpenAILogprobs
+from gateway.dialects.openai.structured_answers import demanded_form, read_parts_of_chat
 from gateway.dialects.openai.vector_format import in_order, with_vector_format
 from gateway.dialects.reported_errors import read_error
+from gateway.dialects.structured_answers import read_parts
 from gateway.messages import (
     Admission,
+    AnswerParts,
     Bypass,
     Call,
     Decisive,
+    DemandedForm,
     Endpoint,
     Event,
     Inspection,
@@ -46,10 +52,15 @@ from gateway.messages import (
     OpenParts,
     Outgoing,
     TextAnswer,
+    Tunable,
 )
 
 # Each input of an embeddings call is treated as a call. Pure.
 Parse = Callable[[dict[str, Any]], Call]
+
+
+def _set_effort(body: dict[str, Any], lower: Callable[[Any], Any]) -> None:
+    body["reasoning_effort"] = lower(body.get("reasoning_effort"))
 
 
 class EmbeddingInputs:
@@ -132,6 +143,7 @@ class OpenAI(Conversational):
     """`OpenAI` is the dialect of chat completions, completions and embeddings."""
 
     name = "openai"
+    logprobs = OpenAILogprobs()
     endpoint = Endpoint(
         own_headers=frozenset({"openai-organization", "openai-project", "openai-beta"}),
         is_versioned=True,
@@ -167,6 +179,22 @@ class OpenAI(Conversational):
 
     def open_parts(self, call: Call) -> OpenParts | None:
         return answers.OpenChoices() if answers.has_several_choices(call.body) else None
+
+    def tunable(self, call: Call) -> Tunable | None:
+        if call.operation == "chat.completions":
+            has_old = call.body.get("max_tokens") is not None and not call.body.get("max_completion_tokens")
+            return Tunable("max_tokens" if has_old else "max_completion_tokens", _set_effort)
+        if call.operation == "completions":
+            return Tunable("max_completion_tokens" if call.body.get("max_completion_tokens") else "max_tokens")
+        return None
+
+    def demanded_form(self, call: Call) -> DemandedForm:
+        return demanded_form(call.body) if call.operation == "chat.completions" else super().demanded_form(call)
+
+    def answer_parts(self, call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:
+        if call.operation != "chat.completions":
+            return super().answer_parts(call, payload, streamed)
+        return read_parts(call, payload, streamed, read_parts_of_chat)
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         return answers.assemble(call.operation, payload)
@@ -274,6 +302,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         prompt_source=PROMPTS[operation],
         max_tokens=limit_of(body.get("max_completion_tokens"), body.get("max_tokens")),
         user=user_of(body) if "safety_identifier" in body else body.get("user"),
+        embeds=embeddings,
         questions=_inputs(body) if embeddings else (),
         stored=stored,
         batch=EmbeddingInputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,

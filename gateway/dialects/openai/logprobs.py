@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -12,19 +12,6 @@ from gateway.dialects.json_body import escape_line_ends, json_writer, load_json
 from gateway.dialects.openai.answers import CHAT, DONE, assemble_body, reading
 from gateway.errors import MalformedResponse
 from gateway.messages import Call
-
-
-class TokenLogprobs(Protocol):
-    """The support of a dialect for the log probabilities of a response's tokens."""
-
-    def with_logprobs(self, call: Call) -> Call:
-        """Return the call with log probabilities requested; `call` itself if its client requests them already."""
-
-    def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
-        """Return natural logarithms, one for each token of the first choice; empty if the response has none."""
-
-    def strip_logprobs(self, call: Call, data: bytes) -> bytes:
-        """Return a complete body, or one event's data, without log probabilities."""
 
 
 class OpenAILogprobs:
@@ -60,11 +47,6 @@ class OpenAILogprobs:
             return data
         shown = [_clear_logprobs(choice) if isinstance(choice, dict) else choice for choice in choices]
         return escape_line_ends(json_writer((data,))({**body, "choices": shown}))
-
-
-def logprobs_reader(dialect: str) -> TokenLogprobs | None:
-    """Return the reader of a dialect; None if the dialect has no log probabilities."""
-    return OpenAILogprobs() if dialect == "openai" else None
 
 
 def _set_logprobs(call: Call, logprobs: Any) -> Call:

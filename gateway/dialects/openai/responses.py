@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import Conversational, split_content, transcript
-from gateway.dialects.equal_forms import responses_form
 from gateway.dialects.json_body import (
     ABSENT,
     check_limit,
@@ -26,10 +25,24 @@ from gateway.dialects.json_body import (
 )
 from gateway.dialects.openai import responses_answers as answers
 from gateway.dialects.openai.dialect import openai_error_answer, user_of
+from gateway.dialects.openai.equal_responses import responses_form
 from gateway.dialects.openai.responses_answers import ResponsesTextAnswer, events_of
+from gateway.dialects.openai.structured_responses import demanded_form, read_parts_of_response
 from gateway.dialects.sse import with_event_name, with_names
+from gateway.dialects.structured_answers import as_dict, read_parts
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
+from gateway.messages import (
+    Admission,
+    AnswerParts,
+    Bypass,
+    Call,
+    Decisive,
+    DemandedForm,
+    Event,
+    Inspection,
+    TextAnswer,
+    Tunable,
+)
 
 RESPONSES = "/v1/responses"
 OPERATION = "responses"
@@ -51,11 +64,17 @@ COMPLETE_ITEMS = frozenset(
 TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # keys of a part that is only text
 
 
+def _set_effort(body: dict[str, Any], lower: Callable[[Any], Any]) -> None:
+    given = as_dict(body.get("reasoning"))
+    body["reasoning"] = {**given, "effort": lower(given.get("effort"))}
+
+
 class OpenAIResponses(Conversational):
     """`OpenAIResponses` is the dialect of `POST /v1/responses`."""
 
     name = "openai-responses"
     accepted_by = frozenset({"openai"})
+    chains_answers = True
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path == RESPONSES
@@ -78,6 +97,21 @@ class OpenAIResponses(Conversational):
             stored=given.get("store") is not False,
             own=_field_restorer(given),
         )
+
+    def continued(self, call: Call) -> str | None:
+        value = call.body.get("previous_response_id") or call.body.get("conversation")
+        if isinstance(value, Mapping):
+            value = value.get("id")
+        return value if isinstance(value, str) and value else None
+
+    def tunable(self, call: Call) -> Tunable | None:
+        return Tunable("max_output_tokens", _set_effort)
+
+    def demanded_form(self, call: Call) -> DemandedForm:
+        return demanded_form(call.body)
+
+    def answer_parts(self, call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:
+        return read_parts(call, payload, streamed, read_parts_of_response)
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         found = answers.inspect(payload, streamed)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import is_blank
-from gateway.dialects.equal_forms import generate_form
+from gateway.dialects.equal_forms import number
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.known import path_of
 from gateway.dialects.open_inference.message import (
@@ -103,7 +103,7 @@ class KServe(Unstreamed):
 
         A streaming model may send pieces, or repeat the growing text, or respond in another way.
         """
-        said = generate_form({key: given for key, given in value.items() if key != "id"})
+        said = _generate_form({key: given for key, given in value.items() if key != "id"})
         text = said.get(TEXT_INPUT)
         asked = text if isinstance(text, str) and text else None
         parameters = said.get("parameters")
@@ -220,6 +220,18 @@ class _GenerateAnswer:
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
         return ()
+
+
+def _generate_form(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form of a request of Triton's generate extension: the model's configuration gives each number a type,
+    and "parameters" are optional."""
+    plain = {name: number(value) for name, value in body.items()}
+    parameters = plain.get("parameters")
+    if isinstance(parameters, dict):
+        plain["parameters"] = {name: number(value) for name, value in parameters.items()}
+        if not parameters:
+            del plain["parameters"]
+    return plain
 
 
 def _json_length(headers: Mapping[str, str]) -> int | None:

@@ -21,7 +21,6 @@ from gateway.features.sessions.turns import (
     SessionEffect,
     SessionState,
     Turn,
-    continues_stored,
     identities,
     read_turn,
 )
@@ -111,7 +110,7 @@ class RouteSessions:
         """Return the request's view of its session. Nothing changes."""
         turn, owner = read_turn(call), self._owner(request)
         found = next(identities(call, request.headers, self._rule.by, turn), None)
-        topic, bound = _topic(request, call, turn), turn.delivers or continues_stored(call)
+        topic, bound = _topic(request, call, turn), turn.delivers or call.dialect.continued(call) is not None
         if found is None:
             return Session(turn, bound, topic=topic)
         name, *places = found
@@ -132,7 +131,7 @@ class RouteSessions:
         state = next_state(effect, self._route.target, backend, upstream, request.complexity, self._clock.monotonic())
         self._table.keep(session.store_keys, state)
         call = request.call
-        if call is None or call.operation != "responses" or "previous_response_id" not in self._rule.by:
+        if call is None or not call.dialect.chains_answers or "previous_response_id" not in self._rule.by:
             return response
         return self._keep_by_answer(request, response, state)
 

@@ -74,7 +74,7 @@ def read_turn(call: Call) -> Turn:
     last = turns[begin:]
     delivers = any(is_tool_result(turn) for turn in last)
     own = "\n".join([text for turn in last if _is_users(turn) and (text := text_of(turn).strip())])
-    first = begin == 0 and not delivers and _stored_turn(call) is None
+    first = begin == 0 and not delivers and call.dialect.continued(call) is None
     short = not first and is_short(own)
     if first or not (delivers or short):
         return Turn(delivers, short, first)
@@ -107,7 +107,7 @@ def identities(
         value = (
             headers.get(HEADER)
             if name == HEADER
-            else _stored_turn(call)
+            else call.dialect.continued(call)
             if name == "previous_response_id"
             else (call.user if name == "user" else call.body.get(name))
         )
@@ -126,7 +126,7 @@ def _opening(call: Call, turn: Turn) -> tuple[tuple[bytes, ...], tuple[bytes, ..
     """
     turns = turns_of(call)
     asked = next((i for i, each in enumerate(turns) if _is_users(each)), None)
-    if asked is None or _stored_turn(call) is not None:
+    if asked is None or call.dialect.continued(call) is not None:
         return None
     system = [_text_in(call.body.get(key)) for key in ("system", "instructions")]
     opening = orjson.dumps([system, [_gist(each) for each in turns[: asked + 1]]])
@@ -198,16 +198,3 @@ def _text_in(content: Any) -> str:
         return ""
     parts = (part.get("text") for part in content if isinstance(part, Mapping))
     return "\n".join([part for part in parts if isinstance(part, str)])
-
-
-def _stored_turn(call: Call) -> str | None:
-    """Return the id of the response or conversation that the backend stores and this call continues."""
-    value = call.body.get("previous_response_id") or call.body.get("conversation")
-    if isinstance(value, Mapping):
-        value = value.get("id")
-    return value if isinstance(value, str) and value and call.operation == "responses" else None
-
-
-def continues_stored(call: Call) -> bool:
-    """Return whether the call continues a response that only the backend that made it has."""
-    return _stored_turn(call) is not None

@@ -17,11 +17,10 @@ from gateway.features.simulation.cache_model import Key
 from gateway.features.simulation.dataset import TrafficDay
 from gateway.features.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.latency_forecast import Prediction, RemainingBudget
-from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
+from gateway.messages import EMBEDDINGS, Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
 from gateway.routing.latency_promises import Confidence
 from gateway.routing.selection import (
-    EMBEDDINGS,
     AdapterTraits,
     Decision,
     Signals,

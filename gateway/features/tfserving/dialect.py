@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.equal_forms import PREDICT, with_defaults_left_out
+from gateway.dialects.equal_forms import Field, Table, with_defaults_left_out
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
@@ -21,6 +21,7 @@ OUTPUT_KEYS = {
     "classify": ("result", "results"),
     "regress": ("result", "results"),
 }
+PREDICT: Table = {"signature_name": Field(("serving_default",))}  # "if unspecified, the default serving signature"
 
 
 class TFServing(Unstreamed):

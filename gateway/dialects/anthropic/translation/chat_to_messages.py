@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic.requests import LIMITS
-from gateway.dialects.anthropic.thinking import fit_settings, fit_thinking
+from gateway.dialects.anthropic.thinking import EFFORTS, fit_settings, fit_thinking
 from gateway.dialects.anthropic.translation.call_ids import PairedIds
 from gateway.dialects.json_body import limit_of, load_json, sent_model
 from gateway.dialects.translation.limits import Fitting, fitting, object_schema
@@ -17,7 +17,6 @@ from gateway.dialects.translation.reading import cache_mark, messages_last, pars
 from gateway.errors import BadRequest
 
 DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit, and all its models accept this one
-EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
 SYSTEM = ("system", "developer")
 # Fields that would change the response. Other fields that Anthropic does not know are left out.
 UNSUPPORTED_FIELDS = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
