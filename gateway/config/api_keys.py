@@ -80,7 +80,7 @@ class KeySecret:
     digest: str
     hint: str  # its last characters, which belong to the checksum
     created: float
-    ends: float | None = None  # None: with the key
+    ends: float | None = None  # None if it ends with the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ApiKey:
     name: str
     tenant: str
     role: Role
-    models: tuple[str, ...]  # globs; empty: all
+    models: tuple[str, ...]  # globs; an empty tuple allows all
     limits: tuple[Mapping[str, Any], ...]  # in the form of a route's `limits`, without `per`
     created: float
     created_by: str

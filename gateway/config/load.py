@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=EmbeddingModel)
 class ConfigReader:
     """A configuration as far as it is readable. `nearhit check` can check its policies even if it has faults."""
 
-    config: Config | None  # None: there are faults
+    config: Config | None  # None if there are faults
     faults: tuple[ConfigError, ...]
     backends: frozenset[str]
     policies: Path

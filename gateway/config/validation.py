@@ -45,7 +45,7 @@ class Extension(NamedTuple):
     """A key that a section has besides its fields. Its code is elsewhere."""
 
     key: str
-    after: str  # the key that it follows in lists of keys; empty: it comes last
+    after: str  # the key that it follows in lists of keys, or "" if it comes last
     summary: str  # the description of the key
     annotation: Any  # the type of its value, with its validators and forms
 

@@ -75,7 +75,7 @@ class ServerConnection(RequestHandler):
 
     aiohttp itself quotes a malformed request, credentials included, in its log and in its answer."""
 
-    _pace: ReadingPace | None = None  # None: the client has always kept up
+    _pace: ReadingPace | None = None  # set once the client has fallen behind
     _output_size = 0  # bytes of the answer that `_pace` knows of
     slow_readers: SlowReaders
 
@@ -192,8 +192,8 @@ class ServerConnections(web.Server):
         self.heads = RequestHeads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout
         self.max_plain_body = min(MAX_BODY, config.max_body)
-        self.accepts_plain = True  # False: all use aiohttp, so that tests can compare the answers of both
-        self.is_draining = False  # True: the next answer on each connection closes it
+        self.accepts_plain = True  # tests clear it, so that aiohttp answers, too
+        self.is_draining = False  # once set, the next answer on each connection closes it
         self._closed_event = asyncio.Event()
         self._plain: set[PlainConnection] = set()
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
@@ -319,7 +319,7 @@ class PlainConnection(asyncio.Protocol):
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
         self._partial: list[bytes] = []  # data of an incomplete request
-        self._received, self._expected = 0, 0  # bytes of it; expected 0: its head is incomplete
+        self._received, self._expected = 0, 0  # its bytes; 0 are expected before its head is complete
         self._wait_timer: asyncio.TimerHandle | None = None  # for the rest of it
         self._pipelined = b""  # data that arrived while a request is answered
         self._reading, self._is_last = True, False  # is_last: the current request is the last one

@@ -79,7 +79,8 @@ class CrossOrigin:
 
 @lru_cache(maxsize=MAX_KNOWN)
 def _apply(answer: tuple[tuple[str, str], ...], origin: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the headers with CORS. Cached: there are few origins and few heads. `origin` None: not allowed."""
+    """Return the headers with CORS. The result is cached, because there are few origins and few heads. `origin` is None
+    if the policy does not allow it."""
     retained = [(name, value) for name, value in answer if not name.lower().startswith(CORS_PREFIX)]
     if origin is None:
         return (*retained, ("Vary", "Origin"))

@@ -44,8 +44,8 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
 class RequestHead(NamedTuple):
-    """The head of a plain request. `length` is the size of the body in bytes. `closes`: the request is the last one on
-    its connection. `digest` covers all that may decide the answer except the body (see `head_digest`)."""
+    """The head of a plain request. `length` is the size of the body in bytes. `closes` tells that the request is the
+    last one on its connection. `digest` covers all that may decide the answer except the body (see `head_digest`)."""
 
     method: str
     path: str  # as sent, still percent-encoded, without the query
@@ -73,7 +73,7 @@ class _FixedHead(NamedTuple):
 
 
 class RequestHeads:
-    """Parses heads and caches recent ones. `max_field`: the largest header value in bytes, as configured in aiohttp."""
+    """Parses heads and caches recent ones. `max_field` bounds a header value in bytes, as configured in aiohttp."""
 
     def __init__(self, max_field: int) -> None:
         self._max_field = max_field

@@ -31,15 +31,15 @@ from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
 
 class OutputBuffer:
-    """Writes to a plain connection. `writable`: the client has read enough of the data. `has_written`: something was
-    written, so it is too late for another answer."""
+    """Writes to a plain connection. `writable` is set while the client reads fast enough. After `has_written` it is too
+    late for another answer."""
 
     __slots__ = ("_drained", "_pace", "_slow_readers", "_transport", "has_written", "peer", "writable")
 
     def __init__(self, transport: asyncio.Transport, slow_readers: SlowReaders) -> None:
         self._transport = transport
         self._slow_readers = slow_readers
-        self._pace: ReadingPace | None = None  # None: the client has always kept up
+        self._pace: ReadingPace | None = None  # set once the client has fallen behind
         peer, sock = transport.get_extra_info("peername"), transport.get_extra_info("socket")
         self.peer: str = peer[0] if isinstance(peer, tuple) else ""
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -139,7 +139,7 @@ def encode_answer(
 def _without_body(
     own: ResponseHeaders, request: RequestContext, response: Response, size: int, *, keep_alive: bool
 ) -> bytes:
-    """Return the head of an answer that must not have a body. `size`: bytes of the body that is not sent."""
+    """Return the head of an answer that must not have a body. The body that is not sent has `size` bytes."""
     headers, length = sized_headers(request.method, response.status, response.headers, size)
     start, length_field = STATUS_LINES[response.status] + encode_headers(headers), encode_length(length)
     date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES

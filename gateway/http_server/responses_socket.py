@@ -60,8 +60,8 @@ TOLD = frozenset({"retry-after", "x-ratelimit-reset-requests", "x-ratelimit-rese
 
 
 class ResponsesSockets:
-    """The endpoint. `table`: the policy in force. A backend of `responses_websocket: tunnel` gets the WebSocket itself.
-    The pipeline is set by `connect`, since it contains this endpoint."""
+    """The endpoint. `table` returns the policy in force. A backend of `responses_websocket: tunnel` gets the WebSocket
+    itself. The pipeline is set by `connect`, since it contains this endpoint."""
 
     def __init__(
         self,

@@ -27,9 +27,9 @@ LINGER_S = 2.0  # for the rest of a refused body: the next request begins after 
 
 class HttpServer:
     """The HTTP server of the data port. `handler` is the pipeline. `health` answers /readyz with readiness and the
-    checks behind it. `inflight` counts the requests that wait, over all ports. `unread`: the memory for answers that
-    clients have not read. `tls` None: plain HTTP. `listen_socket`
-    listens already, and still listens when this port has stopped."""
+    checks behind it. `inflight` counts the requests that wait, over all ports. `unread` bounds the memory for answers
+    that clients have not read. Without `tls` the port speaks plain HTTP. `listen_socket` listens already, and still
+    listens when this port has stopped."""
 
     def __init__(
         self,

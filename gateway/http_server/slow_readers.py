@@ -21,7 +21,7 @@ ANSWER_PART = 4  # one answer may take this fraction of the memory
 
 
 class SlowReaders:
-    """The connections of a port whose clients do not keep up. `min_rate`: bytes a second; see `ReadingPace`."""
+    """The connections of a port whose clients do not keep up. `min_rate` is in bytes a second (see `ReadingPace`)."""
 
     def __init__(self, memory: UnreadMemory, min_rate: float, timeout_s: float) -> None:
         self.memory = memory
@@ -68,7 +68,7 @@ class SlowReaders:
 
 
 class ReadingPace:
-    """How fast the client of one connection reads what it does not keep up with.
+    """The read rate of a client that has fallen behind.
 
     `credit_s` is the time for which it may still read nothing, at first and at most `server.read_timeout`. Waiting for
     the client spends it. Each byte that the client takes earns the time that it takes at `server.read_min_rate`, and so
@@ -89,7 +89,8 @@ class ReadingPace:
         self.counts_writes = True
 
     def begin(self, *, counts_writes: bool = True) -> None:
-        """Begin to measure: the client does not keep up. `counts_writes`: `record_write` gets all that is written."""
+        """Begin to measure a client that has fallen behind. With `counts_writes`, `record_write` gets all that is
+        written."""
         self.counts_writes = counts_writes
         now = self._loop.time()
         self.credit_s, self._at = min(self._readers.timeout_s, self.credit_s + now - self._at), now
@@ -126,7 +127,7 @@ class ReadingPace:
             await self._waiter
 
     def measure(self, written: int = 0) -> None:
-        """Update the credit. `written`: bytes since the last call."""
+        """Update the credit. `written` is the number of bytes since the last call."""
         if self._transport.is_closing():
             return
         now, size = self._loop.time(), self._transport.get_write_buffer_size()

@@ -26,8 +26,8 @@ async def relay(
     drain_s: float,
 ) -> web.WebSocketResponse:
     """Relay frames until one side closes, and close the other side with the same code. Also close when the gateway
-    stops, once `upstream` allows it or `drain_s` seconds are nearly over. `headers`: of the handshake's answer.
-    `max_frame`: bytes of a client's frame."""
+    stops, once `upstream` allows it or `drain_s` seconds are nearly over. `headers` are those of the handshake's
+    answer. A client's frame has at most `max_frame` bytes."""
     protocols = () if upstream.protocol is None else (upstream.protocol,)
     client = web.WebSocketResponse(protocols=protocols, heartbeat=HEARTBEAT_S, max_msg_size=max_frame, timeout=CLOSE_S)
     client.headers.extend(headers)

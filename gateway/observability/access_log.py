@@ -127,8 +127,8 @@ class LogLine:
         self._extras = extras
 
     def of(self, request: RequestContext, provenance: Provenance | None, wall: float, seconds: float) -> bytes:
-        """Return the line of a request. `wall`: wall clock, seconds. `seconds`: from the arrival of the request to the
-        end of its answer."""
+        """Return the line of a request. `wall` is the time of the line in seconds since 1970. The answer ended
+        `seconds` after the request arrived."""
         known = request.dialect is not None
         values: list[Any] = [wall, request.id.encode()]
         if known:

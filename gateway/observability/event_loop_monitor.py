@@ -54,8 +54,9 @@ class StackSample:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A stall of the loop. `stack`: innermost frame first, each as module:function:line; empty: no Python code ran.
-    None: no sample was taken in time, since the stall was short or the sampling thread had no processor either."""
+    """A stall of the loop. `stack` lists the frames as module:function:line, the innermost first, and is empty if no
+    Python code ran. It is None without a sample: the stall was short, or the sampling thread had no processor
+    either."""
 
     seconds: float
     cause: Cause
@@ -120,7 +121,7 @@ def sample_stack(thread: int) -> tuple[str, ...]:
 
 
 class EventLoopMonitor:
-    """Monitors the loop in which `begin` is called. `last` and `longest`: stalls since then."""
+    """Monitors the loop in which `begin` is called. `last` and `longest` are stalls since then."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.last: Stall | None = None

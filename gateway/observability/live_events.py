@@ -17,7 +17,7 @@ Decision = dict[str, Any]
 
 
 class Subscription:
-    """The queue of one watcher. `dropped`: decisions that arrived faster than the watcher took them."""
+    """The queue of one watcher. `dropped` counts decisions that arrived faster than the watcher read them."""
 
     def __init__(self) -> None:
         self._queue: deque[Decision] = deque()

@@ -108,7 +108,7 @@ class Histogram:
         return series
 
     def exemplify(self, seconds: float, trace_id: str, wall: float, *labels: str) -> None:
-        """Name a trace that took `seconds`; `observe` counts them. `wall`: wall clock, seconds."""
+        """Name a trace that took `seconds`; `observe` counts them. `wall` is in seconds since 1970."""
         example = Exemplar({"trace_id": trace_id}, seconds, wall)
         self.exemplars.setdefault(labels, {})[bisect_left(LATENCY_BUCKETS, seconds)] = example
 
@@ -143,7 +143,7 @@ class MetricBundle:
         self._series: list[list[Series]] = []  # filled at the first value, when a series begins
 
     def add(self, *times: float) -> None:
-        """Add one to the counters. `times`: seconds, one for each group of histograms."""
+        """Add one to the counters. `times` has seconds for each group of histograms."""
         for values, labels in self._counters:
             values[labels] = values.get(labels, 0.0) + 1.0
         if not self._series:

@@ -34,7 +34,7 @@ class TrafficRecorder(Protocol):
 
 class Observer:
     """Records the outcome of requests. `on_hit` receives the fingerprint of every hit. `shares` decides which requests
-    get a line in the access log. `tracing` None: no request is traced."""
+    get a line in the access log. Without `tracing` no request is traced."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Observer:
         self._access_log = access_log
         self._shares = shares
         self._tracing = tracing
-        # Begins or continues the trace of a request; None: no request is traced.
+        # Begins or continues the trace of a request; None if no request is traced.
         self.start_trace: Callable[[RequestContext], None] | None = None if tracing is None else tracing.start_trace
         self._series = AllSeries(telemetry)
 
@@ -78,7 +78,7 @@ class Observer:
     def whole(
         self, request: RequestContext, status: int, provenance: Provenance, series: RequestSeries | None = None
     ) -> None:
-        """Record an answer that begins and ends at once. `series`: the result of `series`, if the caller has it."""
+        """Record an answer that begins and ends at once. A caller that has the result of `series` passes it."""
         if series is None:
             series = self._series.of(request, status, provenance)
         seconds, timings = self._clock.monotonic() - request.received, request.timings

@@ -47,8 +47,8 @@ def _escaped(text: str) -> str:
 
 
 class HeaderTemplate:
-    """The gateway's own headers as a format. `form` has one line for each, with its line break. `ids`: the number of
-    lines with the request id, which come first. The other attributes tell which values follow."""
+    """The gateway's own headers as a format. `form` has one line for each, with its line break. The first `ids` lines
+    have the request id. The other attributes tell which values follow."""
 
     __slots__ = ("aged", "complex", "explains", "form", "ids", "judged", "predicted", "similar", "times", "ttl")
 

@@ -28,7 +28,8 @@ SKIPPED_STEP = "upstream"  # the spans of its calls show this step
 
 
 class Span(NamedTuple):
-    """One span. Ids are hex, times are nanoseconds since 1970. `kind`: `server`, `consumer`, `client` or `internal`."""
+    """One span. Ids are hex, times are nanoseconds since 1970. `kind` is `server`, `consumer`, `client` or
+    `internal`."""
 
     name: str
     kind: str
@@ -53,8 +54,8 @@ class Root(NamedTuple):
 
 
 class FinishedRequest(NamedTuple):
-    """The data of a request for export. `root` None: work that went on after the response. `offset`: from the monotonic
-    clock to the wall clock, seconds."""
+    """The data of a request for export. `root` is None for work that went on after the response. `offset` is the wall
+    clock minus the monotonic clock, in seconds."""
 
     traced: TraceRecorder
     root: Root | None
@@ -71,8 +72,8 @@ class FinishedRequest(NamedTuple):
 def root_of(
     request: RequestContext, traced: TraceRecorder, *, ended: float, status: int, provenance: Provenance | None
 ) -> Root:
-    """Return the root of a request. `ended`: monotonic seconds. A path that no dialect has is left out, since it may
-    contain anything."""
+    """Return the root of a request. `ended` is in seconds of the monotonic clock. A path that no dialect has is left
+    out, since it may contain anything."""
     dialect = request.dialect
     found_attributes: dict[str, Any] = {
         "http.request.method": request.method,

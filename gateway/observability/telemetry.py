@@ -68,7 +68,7 @@ class Telemetry(
         return group
 
     def record_savings(self, route: Labels, tokens: int, dollars: float, upstream_s: float) -> None:
-        """Add the savings of a hit. `route`: labels of a metric that has only this label."""
+        """Add the savings of a hit. `route` has the labels of metrics by route alone."""
         if tokens:
             sums = self.tokens_saved.values
             sums[route] = sums.get(route, 0.0) + tokens

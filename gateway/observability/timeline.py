@@ -132,7 +132,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TimelineWindow:
-    """A range of slots of the timeline. `first`: the number of its first slot."""
+    """A range of slots of the timeline. `first` is the number of its first slot."""
 
     resolution: Resolution
     first: int

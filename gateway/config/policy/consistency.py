@@ -77,8 +77,8 @@ Rule = tuple[YamlSource, KeyPath, dict[str, Any]]
 def rule_errors(sources: Sequence[YamlSource], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
     """Yield the faults between the rules of all files, in their order.
 
-    `backends` are those of the configuration; if there are none, references to backends are not checked. `ends`: the
-    last of `sources` is the last file of the policy, so its last rule must be the default.
+    `backends` are those of the configuration; if there are none, references to backends are not checked. With `ends`,
+    the last of `sources` is the last file of the policy, so its last rule must be the default.
     """
     rules = [rule for source in sources for rule in read_rules(source)]
     yield from _duplicate_names(rules)

@@ -159,7 +159,7 @@ MAX_FILES = 256
 class PolicyReader:
     """The policy of some files, as far as they are readable."""
 
-    policy: Policy | None  # None: there are faults
+    policy: Policy | None  # None if there are faults
     faults: tuple[ConfigError, ...]
     warnings: tuple[ConfigError, ...]
 
@@ -231,8 +231,9 @@ def read_policy(
 ) -> PolicyReader:
     """Read files in their order.
 
-    `ends`: the last file is the policy's last, so it must end in the default rule. `folder`: the files are all of this
-    folder. `adapters` has the adapters of the backends; without them, the warnings that need them are left out.
+    With `ends`, the last file is the policy's last, so it must end in the default rule. With `folder`, the files are
+    all files of this folder. `adapters` has the adapters of the backends; without them, the warnings that need them are
+    left out.
     """
     faults: list[ConfigError] = []
     warnings: list[ConfigError] = []

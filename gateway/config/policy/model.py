@@ -51,8 +51,8 @@ class AuditSettings:
     """Audits of semantic hits, or of the light model's answers, with their bounds."""
 
     share: float = 0.0  # share of the answers, in [0, 1]
-    per_hour: int | None = None  # calls per hour, those of the judge included; None: no bound
-    cost_per_day: float | None = None  # US dollars per day, the judge's included; None: no bound
+    per_hour: int | None = None  # calls per hour, with those of the judge; None for no bound
+    cost_per_day: float | None = None  # US dollars per day, with the judge's; None for no bound
     judge: str | None = None  # the backend that decides if the comparison cannot tell
 
 
@@ -65,7 +65,7 @@ class Semantic:
     audit: AuditSettings = AuditSettings()
     learn: bool = True  # whether labels move the threshold; off: they are counted only
     coalesce: bool = False  # whether a question waits for one in flight that asks the same in other words
-    keep_s: float | None = None  # how long labels are kept with their texts, in seconds; None: they are not
+    keep_s: float | None = None  # seconds to keep the texts of labels, or None to keep none
     screen: bool = True  # whether a question that nothing stored resembles goes on before it is embedded
 
     @property
@@ -86,7 +86,7 @@ class AdmissionRules:
     min_cost: float | None = None  # US dollars that the call cost
     roles: tuple[str, ...] | None = None  # the only roles that messages of the request may have
     after: int = 1  # how often a backend must have got the question lately
-    trust: Literal["own", "tenant", "global"] | None = None  # whom an unconfirmed answer serves; None: its whole scope
+    trust: Literal["own", "tenant", "global"] | None = None  # reach of an unconfirmed answer; None for its whole scope
     confirm: int | None = None  # how many independent clients must agree until an answer serves its whole scope
     confirm_by: Literal["key", "user"] = "key"  # the difference that makes two clients independent
 
@@ -96,7 +96,7 @@ class ReplaySettings:
     """The replay of hits."""
 
     paced: bool = False  # hits stream at the pace of a model, not at once
-    rate: float | None = None  # tokens per second; None: the pace at which each response came
+    rate: float | None = None  # tokens per second, or None for the pace of the original response
     fresh_ids: bool = False  # each hit has its own id and time; off: byte for byte
 
 
@@ -126,7 +126,7 @@ class Tier:
 
     name: str  # light | large; a middle tier has the name of its backend
     backend: str  # in a split, the one with the largest share, or the one that a request was given
-    parts: tuple[TierPart, ...] = ()  # the split; empty: all calls go to `backend`
+    parts: tuple[TierPart, ...] = ()  # the split, or () if all calls go to `backend`
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -183,8 +183,8 @@ class Route:
     name: str
     target: Target
     match: RouteMatch = RouteMatch()
-    exact_ttl_s: float | None = None  # None: off
-    semantic: Semantic | None = None  # None: off
+    exact_ttl_s: float | None = None  # None turns it off
+    semantic: Semantic | None = None  # None turns it off
     share: Literal["user", "tenant", "global"] = "tenant"
     vary: tuple[str, ...] = VERSION_HEADERS  # request headers that are part of the cache keys; lower-case names
     jitter: float = 0.0  # share of the TTL by which an entry may expire earlier, in [0, 1]
@@ -197,7 +197,7 @@ class Route:
     limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
-    record: RecordSettings | None = None  # None: off
+    record: RecordSettings | None = None  # None turns it off
     expose_headers: bool = True
     rules: Mapping[str, Any] = field(default_factory=dict)  # the rule of each feature that is on, by its key
     file: str = ""  # the file of the rule

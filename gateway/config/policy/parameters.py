@@ -19,7 +19,7 @@ class Parameters:
     """Parameters of a request. None: the client's own value stays."""
 
     reasoning_effort: str | None = None  # one of `EFFORTS`
-    thinking_budget: int | None = None  # tokens, at least `MIN_BUDGET`; 0: no thinking
+    thinking_budget: int | None = None  # tokens, at least `MIN_BUDGET`, or 0 for no thinking
     max_tokens: int | None = None  # of the answer, at least 1
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ class TierPart:
 
     backend: str  # with parameters: the name of the `TunedBackend`
     share: float  # share of the calls, in (0, 1]; the parts of a tier sum to 1
-    tuned: TunedBackend | None = None  # None: the client's own parameters
+    tuned: TunedBackend | None = None  # None leaves the client's parameters as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Shadow:
 
     backend: str
     share: float  # share of the misses, in (0, 1]
-    per_hour: int | None = None  # calls per hour; None: no bound
+    per_hour: int | None = None  # calls per hour, or None for no bound
 
 
 Check = Literal["logprobs", "consistency", "verifier", "schema"]

@@ -106,9 +106,9 @@ class Expectation:
     name: str
     path: str
     body: Mapping[str, Any]
-    tenant: str | None  # None: the client sends no credentials
+    tenant: str | None  # None if the client sends no credentials
     headers: Mapping[str, str]
-    complexity: float | None  # None: estimated from the text
+    complexity: float | None  # None to estimate it from the text
     expect: Mapping[str, str]  # key of `ExpectRule` -> value
     file: str
     at: KeyPath
