@@ -44,7 +44,7 @@ def roles_of(call: Call) -> Iterator[object]:
 def admit_response(
     rules: AdmissionRules, inspection: Inspection, dollars: float, size: int = 0, max_size: int | None = None
 ) -> Admission:
-    """Decide on a finished answer. `dollars`: the cost of the call. `size`, `max_size`: bytes.
+    """Decide on a finished answer. The call cost `dollars`. `size` and `max_size` are in bytes.
 
     `cache.tool_calls` judges the names and arguments of the tools that it calls.
 
@@ -126,7 +126,7 @@ class UseCounts:
         self._current, self._previous = bytearray(ROWS * width), bytearray(ROWS * width)
 
     def add(self, fingerprint: str) -> int:
-        """Count a question and return how often it came lately, this time included. `fingerprint`: 64 hex digits."""
+        """Count a question and return how often it came lately, this time included. `fingerprint` has 64 hex digits."""
         digits = [int(fingerprint[at : at + 16], 16) for at in range(0, 16 * ROWS, 16)]
         cells = [digit % self._width + row * self._width for row, digit in enumerate(digits)]
         current, low = self._current, min(self._current[cell] for cell in cells)

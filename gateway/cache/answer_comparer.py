@@ -145,8 +145,8 @@ class AnswerComparer:
         return await self.compare_texts(a, b, fresh.question or "", stored.question or "")
 
     async def compare_texts(self, a: str, b: str, asked: str = "", stored: str = "") -> Label:
-        """Return whether two answers say the same. One comparison runs at a time, in its turn. `asked`: the question of
-        `b`; empty: it is not known. `stored`: the question of `a`, if it is another one."""
+        """Return whether two answers say the same. One comparison runs at a time, in its turn. `asked` is the question
+        of `b`, or `""` if it is not known. `stored` is the question of `a`, if it is another one."""
         async with self._comparison_lock:
             await self.budget.wait_turn()
             with self.budget.spending():

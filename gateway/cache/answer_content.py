@@ -57,8 +57,9 @@ _UNITS = {"\u00b0": "degree", "c": "celsius", "f": "fahrenheit", "business": "wo
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a text. `words`: its stems without common words, and its numbers in digits, in order. `numbers`:
-    these alone. `names`: stems of words with a capital letter within a sentence. `sign`: of a leading yes or no."""
+    """The content of a text. `words` has its stems without common words, and its numbers in digits, in order; `numbers`
+    has the numbers alone. `names` has the stems of words with a capital letter within a sentence. `sign` is that of a
+    leading yes or no."""
 
     words: tuple[str, ...]
     numbers: frozenset[str]
@@ -102,7 +103,7 @@ class Agreement(Enum):
 
 
 def agreement(a: str, b: str, asked: str, stored: str = "") -> Agreement:
-    """Return what the contents of two answers to `asked` tell. `stored`: the question that `a` answered, if it was
+    """Return what the contents of two answers to `asked` tell. `stored` is the question that `a` answered, if it was
     another one."""
     found = _agreement(a, b, asked)
     repeats = stored and found in (Agreement.SAME, Agreement.PARTLY) and _repeat_own_questions(a, b, asked, stored)

@@ -59,8 +59,9 @@ def is_comparable(a: str, b: str) -> bool:
 
 
 def compare(a: str, b: str, similarity: float | None, asked: str = "", stored: str = "") -> Label:
-    """Return whether one answer may replace the other. `similarity`: their cosine; None: not known. `asked`: the
-    question of `b`; empty: their contents are not compared. `stored`: the question of `a`, if it is another one."""
+    """Return whether one answer may replace the other. `similarity` is their cosine, or None if it is not known.
+    `asked` is the question of `b`, or `""` to leave the contents uncompared. `stored` is the question of `a`, if it is
+    another one."""
     if is_same_text(a, b):
         return Label.RIGHT
     contents = agreement(a, b, asked, stored) if asked and is_comparable(a, b) else Agreement.UNKNOWN
@@ -106,9 +107,9 @@ def _cut(head: str) -> int:
 
 
 async def similarity(embedder: Embedder, a: str, b: str, owner: str) -> float | None:
-    """Return the cosine of two answers, in [-1, 1]; None where the embedder cannot tell.
+    """Return the cosine of two answers, in [-1, 1], or None if the embedder cannot tell.
 
-    `owner`: see `Embedder.embed`.
+    `owner` is that of `Embedder.embed`.
     """
     first, second = await embed_text(embedder, a, owner), await embed_text(embedder, b, owner)
     return None if first is None or second is None else float(first @ second)
@@ -152,8 +153,8 @@ _WORD = re.compile(r"\w+")
 
 
 def compare_words(a: str, b: str, asked: str = "", stored: str = "") -> Label | None:
-    """Return the result that the words decide without embeddings; None: they do not decide. `asked` and `stored`: as
-    for `compare`."""
+    """Return the result if the words decide without embeddings, or None. `asked` and `stored` are those of
+    `compare`."""
     if is_same_text(a, b) or not is_comparable(a, b):
         return compare(a, b, None)
     if asked and (contents := agreement(a, b, asked, stored)) is not Agreement.UNKNOWN:

@@ -38,7 +38,7 @@ class AuditCalls(BackgroundCalls):
         answers: tuple[Entry, Entry],
         expected: float,
     ) -> Label:
-        """Compare the second answer with the first. `expected`: US dollars that one more call would cost.
+        """Compare the second answer with the first. One more call would cost `expected` US dollars.
 
         An undecided comparison goes to the judge where the policy names one and its bounds leave room.
         """

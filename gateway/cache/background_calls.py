@@ -77,7 +77,7 @@ class BackgroundCalls:
     ) -> str | None:
         """Start `work`, or return why not: "skipped-cost", or "skipped-busy", also if a call with this key still runs.
 
-        `expected`: US dollars to reserve.
+        Reserve `expected` US dollars.
         """
         if not self.reserve(route, rule, expected):
             return "skipped-cost"

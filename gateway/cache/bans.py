@@ -69,7 +69,7 @@ class BanConditions:
     subjects: frozenset[str] = frozenset()  # digests: matches answers that any of them caused
 
     def matches(self, entry: Entry, own_vector: EmbeddedVector | None = None) -> bool:
-        """Return whether an entry meets the conditions. `own_vector`: the entry's vector, where it is known."""
+        """Return whether an entry meets the conditions. `own_vector` is the entry's vector, if it is known."""
         return (
             (not self.tags or not self.tags.isdisjoint(entry.tags))
             and (not self.subjects or not self.subjects.isdisjoint(entry.subjects))
@@ -121,8 +121,8 @@ class Ban:
     def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, request_monotonic: float = LATER) -> bool:
         """Return whether the ban covers an entry.
 
-        `request_monotonic`: when this process called the backend, by the monotonic clock. The wall clock may have been
-        set since.
+        This process called the backend at `request_monotonic`. It is by the monotonic clock, because the wall clock may
+        have been set since.
         """
         return (entry.request_time <= self.at or request_monotonic <= self.made_monotonic) and self.conditions.matches(
             entry, own_vector
@@ -219,7 +219,7 @@ class Bans:
         return len(self.in_force)
 
     def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, request_monotonic: float = LATER) -> bool:
-        """Return whether any ban covers an entry. `request_monotonic`: see `Ban.covers`."""
+        """Return whether any ban covers an entry. `request_monotonic` is that of `Ban.covers`."""
         if entry.request_time > self._latest_at and request_monotonic > self._latest_monotonic:
             return False
         return any(ban.covers(entry, own_vector, request_monotonic) for ban in self.in_force)

@@ -98,7 +98,7 @@ class Command:
 
 
 def may_have_command(plain: str) -> bool:
-    """Return whether the signs of a text hint at a command. `plain`: the text in lower case, with single spaces."""
+    """Return whether the signs of a text hint at a command. `plain` is the text in lower case, with single spaces."""
     if plain[:1] in _FIRST_SIGNS or " -" in plain or " /" in plain or ": " in plain:
         return True
     return _DOTTED.search(plain) is not None

@@ -31,7 +31,7 @@ def _ignore(*_: object) -> None:
 class Decoys:
     """The decoys of one embedding space, by the fingerprint of the entry.
 
-    A fingerprint belongs to one scope, so a decoy never acts in another one. `embedder`: the fingerprint of the model
+    A fingerprint belongs to one scope, so a decoy never acts in another one. `embedder` is the fingerprint of the model
     of the vectors. `publish` passes each new decoy to the other gateways.
     """
 

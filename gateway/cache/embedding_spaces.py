@@ -88,7 +88,7 @@ class Space:
     inflight_questions: InflightQuestions  # the questions in flight, with their vectors
     late: LateVectors
     backlog: VectorBacklog
-    screen: Screen | None  # None: the model has no static vectors, or the index is shared
+    screen: Screen | None  # None if the model has no static vectors, or the index is shared
 
 
 class Spaces:

@@ -187,7 +187,7 @@ class Eraser:
     async def erase(self, subject: Subject, tenant: str | None, *, dry_run: bool) -> ErasureProgress:
         """Erase a subject, of one tenant if `tenant` is given.
 
-        `dry_run`: only count, without the learnt lookups and decoys. Raise what `Purge.purge` raises, and
+        With `dry_run`, only count, without the learnt lookups and decoys. Raise what `Purge.purge` raises, and
         `ErasureIncomplete`.
         """
         erased, traces = ErasureProgress(self.digest(subject)), ErasureTraces()

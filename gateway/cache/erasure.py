@@ -86,7 +86,7 @@ class Erasable(Protocol):
 
     async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         """Remove what belongs to the target, and return how much it was. Add its traces. Raise `StoreUnavailable` or
-        `OSError`. `dry_run`: only count."""
+        `OSError`. With `dry_run`, only count."""
 
 
 class RecentErasures:

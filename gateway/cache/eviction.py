@@ -157,8 +157,8 @@ RETRY_S = 2.0
 class Evictor:
     """`Evictor` evicts entries, and compares ledger and index with the store.
 
-    `max_bytes` None: only the server's own bound applies. `is_exclusive`: only this gateway writes to the store, so an
-    entry that the ledger does not know does not exist.
+    Without `max_bytes` only the server's own bound applies. With `is_exclusive` only this gateway writes to the store,
+    so an entry that the ledger does not know does not exist.
     """
 
     def __init__(

@@ -188,7 +188,7 @@ def _without_zeros(digits: str) -> str:
 
 
 def read_parts(text: str, words: Set[str], signs: Set[str]) -> ExactParts | None:
-    """Return the parts of a text; None: it has none. `words`: in lower case. `signs`: its characters."""
+    """Return the parts of a text, or None if it has none. `words` are in lower case. `signs` are its characters."""
     if not _may_have_chunks(text, signs):
         return None if WORDS_OF_NUMBERS.isdisjoint(words) else _Parts(words).parts(text)
     text = text[:MAX_CHARACTERS]
@@ -255,7 +255,7 @@ class _Parts:
                 self.code.add(f"{name}({arguments})" if arguments else name)
 
     def add(self, chunk: str, *, labelled: bool) -> None:
-        """Add the parts of a text between spaces. `labelled`: a word before it says that it counts or names."""
+        """Add the parts of a text between spaces. With `labelled`, a word before it says that it counts or names."""
         core = _unwrapped(chunk)
         if not core or "`" in core:
             return
@@ -412,7 +412,7 @@ def counts_otherwise(mine: ExactParts, other: ExactParts) -> bool:
 
 
 def is_number(word: str) -> bool:
-    """Return whether the word has a digit, or is a number. `word`: in lower case."""
+    """Return whether the word has a digit, or is a number. `word` is in lower case."""
     return word in WORDS_OF_NUMBERS or word in _COMPOUND or _has_digit(word) or word.upper() in _ROMAN
 
 

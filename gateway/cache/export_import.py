@@ -101,7 +101,8 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
 
 
 def line_of(item: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
-    """Return an entry as a line with its line break. `dialect` None: not known here, so `answer` is null."""
+    """Return an entry as a line with its line break. `dialect` is None if it is not known here. `answer` is null
+    then."""
     entry, vector = item.entry, item.vector
     answer = None if dialect is None else dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
     line = {
@@ -127,7 +128,7 @@ def chat_line_of(entry: Entry, dialect: Dialect | None) -> bytes | None:
 
 
 def read_line(data: bytes, now: float, max_entry: int) -> ImportedEntry:
-    """Parse a line. `max_entry`: the maximum size of an answer in bytes. Raise `LineInvalid`."""
+    """Parse a line. An answer has at most `max_entry` bytes. Raise `LineInvalid`."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -23,7 +23,8 @@ EXPIRED = Freshness(False, 0.0, 0.0)
 
 
 def freshness_of(entry: AgedAnswer, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
-    """Return the freshness of an entry. `lifetime`: the policy's for this kind of hit. `now`: wall-clock seconds.
+    """Return the freshness of an entry. `lifetime` is the policy's for this kind of hit. `now` is in seconds since
+    1970.
 
     An entry from the future (the clock was set back) counts as expired, as it would otherwise never expire. A client
     that limits the age (max-age, min-fresh) gets nothing stale. An answer may end its own use before the policy does.
@@ -77,7 +78,8 @@ def parse_directives(header: str | None) -> CacheDirectives:
 
 
 def bypass_of(uncached: Bypass | None, directives: CacheDirectives) -> Bypass | None:
-    """Return why no stored answer is looked up; None: one is. `uncached`: why answers to the call are never stored."""
+    """Return why there is no lookup of a stored answer, or None if there is one. `uncached` tells why answers to the
+    call are never stored."""
     if uncached is not None:
         return uncached
     if directives.no_store:

@@ -28,7 +28,7 @@ def open_index(
 ) -> tuple[VectorIndex, IndexCheckpoints | None]:
     """Open the index for an embedder's vectors; `life` closes it. Raise `StartupError`.
 
-    `file`: the name of its checkpoint file, if it has one.
+    `file` is the name of its checkpoint file, if it has one.
     """
     if config.index.adapter == "milvus":
         outside = build_milvus(config, environ, embedder.fingerprint, embedder.dimension, clock)
@@ -55,7 +55,7 @@ def build_milvus(
 ) -> MilvusIndex:
     """Build a Milvus index without contacting the server. Raise `StartupError`.
 
-    `embedder`: the fingerprint of its vectors.
+    `embedder` is the fingerprint of its vectors.
     """
     url, token = _address(config, environ)
     module = _import_module("gateway.adapters.milvus.index", config)

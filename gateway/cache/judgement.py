@@ -45,8 +45,8 @@ def evaluate(
 ) -> tuple[float, float, Refusal | None]:
     """Compare a candidate with its route's threshold; return score, probability and reason, as in `EvaluatedCandidate`.
 
-    `control` None: the route has `min_similarity`, and the similarity alone counts. `shift`: the control's for this
-    question.
+    `control` is None on a route with `min_similarity`, since the similarity alone counts there. `shift` is the
+    control's for this question.
     """
     veto = opinion.veto
     if control is None:
@@ -79,7 +79,7 @@ async def varying_parts_opinion(
 ) -> Opinion:
     """Return the opinion on the differing parts where it is worse than `whole`, the opinion on both prompts.
 
-    `owner`: see `Embedder.embed`. Raise `EmbedderUnavailable`.
+    `owner` is that of `Embedder.embed`. Raise `EmbedderUnavailable`.
     """
     if not parts.query or not parts.stored:
         return replace(whole, veto=Refusal.TEMPLATE)
@@ -104,7 +104,7 @@ class CandidateScores:
     """The scores of the candidates for one question, the most similar first. `judged` has the same order.
 
     `best_index` is the one to serve or to learn from. `entries` is the size of the searched cache. `shift` comes from
-    the labels near the question. `owner`: see `Embedder.embed`.
+    the labels near the question. `owner` is that of `Embedder.embed`.
     """
 
     question: str
@@ -120,7 +120,7 @@ class CandidateScores:
     best_index: int = 0
     parts: VaryingParts | None = None  # the differing parts of question and best candidate, if both follow one template
     unread: tuple[int, ...] = ()  # the candidates that a second opinion could get served, the best first
-    second: Opinion | None = None  # the second opinion on the chosen one; None: not run, or no result
+    second: Opinion | None = None  # the second opinion on the chosen one, or None without a result
 
     @property
     def chosen(self) -> Judgement:
@@ -159,7 +159,7 @@ def _parts(scores: CandidateScores) -> VaryingParts | None:
 
 
 class CandidateScorer:
-    """`CandidateScorer` scores candidates by one policy. `counterexamples`: relations that clients called wrong."""
+    """`CandidateScorer` scores candidates by one policy. `counterexamples` are relations that clients called wrong."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class CandidateScorer:
         decoys: Decoys | None = None,
         load: EncoderLoad | None = None,
     ) -> None:
-        """`load`: bounds the candidates that get a second opinion; None: nothing does."""
+        """`load` bounds the candidates that get a second opinion. Without it there is no bound."""
         self._load = load
         self._verifier = verifier
         self._embedder = embedder
@@ -192,9 +192,9 @@ class CandidateScorer:
         *,
         is_part: bool = False,
     ) -> CandidateScores:
-        """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier. `client`: the one that
-        asks; empty: none in particular (`gateway.cache.threshold.client_labels`). `is_part`: see
-        `RouteControl.threshold`."""
+        """Score at least one neighbour. Without `opinions` on the neighbours, ask the verifier. `client` sent the
+        request; with `""` the labels of all clients count (`gateway.cache.threshold.client_labels`). `is_part` is that
+        of `RouteControl.threshold`."""
         threshold = control.threshold(self._acceptance, entries, client, is_part=is_part)
         shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector, client)
         scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift, client)

@@ -62,7 +62,7 @@ def keys_of(owner: str, route: str, call: Call, query: str = "", variant: str = 
     """Return scope and fingerprint.
 
     `query` is the query string of the request's target. It goes to the backend, may select a version or carry a
-    credential, and is therefore part of both keys. So is `variant`: see `variant_of`. Requests without them keep the
+    credential, and is therefore part of both keys. So is `variant` (see `variant_of`). Requests without them keep the
     keys that they had.
     """
     more = (query, variant) if variant else (query,) if query else ()

@@ -148,7 +148,8 @@ def prune(folder: Path, now: float) -> None:
 
 
 def read_labels(data_dir: Path, now: float, route: str | None = None) -> list[Row]:
-    """Return the rows of all workers that have not ended, the oldest first. `route` None: of all routes.
+    """Return the rows of all workers that have not ended, the oldest first. Without `route`, return those of all
+    routes.
 
     Raise OSError.
     """

@@ -59,8 +59,9 @@ class Labels:
         return 0.0 if judged.verbatim or judged.linked else self._controls.of(route).label_worth(judged.score)
 
     def report(self, route: str, judged: Judgement, label: Label, source: str, chance: float = 0.0) -> None:
-        """Count the label, and let the route learn from it. `source`: miss, audit or feedback. `chance`: that of an
-        equal answer to another question, in [0, 1], if the label comes from comparing answers; 1: it teaches nothing.
+        """Count the label, and let the route learn from it. `source` is miss, audit or feedback. If the label comes
+        from comparing answers, `chance` is the probability in [0, 1] of an equal answer to another question. With 1 the
+        label teaches nothing.
 
         Identical wording teaches nothing about how far wordings may differ. A linked pair has no score to learn from.
         """

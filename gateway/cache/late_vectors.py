@@ -32,7 +32,8 @@ Check = Callable[[Embedding], Awaitable[None]]
 
 @dataclass(slots=True)
 class _PendingQuestion:
-    """A question that waits for its embedding. `stored`: when its entry was made (wall clock); None: not yet."""
+    """A question that waits for its embedding. `stored` is the wall-clock time of its entry, or None before there is
+    one."""
 
     fingerprint: str
     route: str
@@ -47,7 +48,7 @@ async def add_to_index(
     store: NearbyStore, index: VectorIndex, entry: Entry, vector: Vector | None, *, indexed: bool = False
 ) -> bool:
     """Add a stored entry to the index; return whether it may be found. A removal during the put did not find the entry
-    in the store but applies to it, so delete the entry then. `indexed`: the index has the vector already."""
+    in the store but applies to it, so delete the entry then. With `indexed`, the index has the vector already."""
     if store.banned(entry, vector):
         await store.delete([entry.fingerprint])
         return False

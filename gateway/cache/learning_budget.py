@@ -36,8 +36,8 @@ UNBOUNDED = 1.0  # from this share on the CPU of learning has no bound
 class LearningBudget:
     """`LearningBudget` says when learning may go on. Use it from the thread of the event loop.
 
-    `share`: of the CPU of requests, in (0, 1]; 1: no bound. `encoder` returns the CPU of the passes so far, and
-    `loop_cpu` that of the event loop's thread, in seconds.
+    `share` is a share of the CPU of requests, in (0, 1]; 1 sets no bound. `encoder` returns the CPU of the passes so
+    far, and `loop_cpu` that of the event loop's thread, in seconds.
     """
 
     def __init__(

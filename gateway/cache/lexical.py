@@ -57,7 +57,8 @@ class LexicalClues:
 
 
 def clues_of(text: str, plain: str, words: frozenset[str]) -> LexicalClues | None:
-    """Return the clues of a text; None unless it is ASCII. `words`: in lower case, some joined by an apostrophe."""
+    """Return the clues of a text, or None unless it is ASCII. `words` are in lower case, some joined by an
+    apostrophe."""
     if not text.isascii():
         return None
     signs = frozenset(plain)
@@ -386,7 +387,7 @@ def _exact_difference(
 def _small_difference(
     mine: Lexical, other: Lexical, only_mine: frozenset[str], only_other: frozenset[str]
 ) -> Refusal | None:
-    """Return the difference of two texts that share nearly all words. `only_mine`: words that `other` lacks."""
+    """Return the difference of two texts that share nearly all words. `only_mine` are words that `other` lacks."""
     if mine.negations % 2 != other.negations % 2 and all(map(_is_negation, only_mine | only_other)):
         return Refusal.NEGATION
     differing = only_mine | only_other
@@ -438,7 +439,7 @@ def _names_another_number(only_mine: frozenset[str], only_other: frozenset[str])
 def _uses_numbers_otherwise(
     mine: Lexical, other: Lexical, only_mine: frozenset[str], only_other: frozenset[str]
 ) -> bool:
-    """Return whether the numbers of two texts ask for different things. `only_mine`: words that `other` lacks."""
+    """Return whether the numbers of two texts ask for different things. `only_mine` are words that `other` lacks."""
     a, b = mine.exact, other.exact
     if a is None or b is None:
         return False

@@ -81,8 +81,8 @@ def next_level(level: LoadLevel, wait: float) -> LoadLevel:
 class EncoderLoad:
     """`EncoderLoad` says what the load of an encoder leaves out.
 
-    `queues` return the queues before the encoder and before the cross-encoder at this moment: a question waits in both.
-    `timeout_s`: the longest wait of a text. `left_out` counts by kind of work. `clock` returns monotonic seconds.
+    `queues` return the queues before the encoder and before the cross-encoder at this moment, because a question waits
+    in both. A text waits at most `timeout_s`. `left_out` counts by kind of work. `clock` returns monotonic seconds.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ LOG = logging.getLogger("nearhit.semantic")
 def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:
     """Build the encoder. Raise `ModelMissing`, `ModelCorrupt` or `StartupError`.
 
-    `data_dir`: records the properties of a served model, in case its server is down at a later start.
+    `data_dir` records the properties of a served model, in case its server is down at a later start.
     """
     if config.adapter == "hash":
         return HashEncoder()
@@ -92,10 +92,10 @@ def build_verifier(
     versions: Path | None = None,
     pairs: PairQueue | None = None,
 ) -> Verifier:
-    """Build the verifier. A cross-encoder on a server is called here; `data_dir`: see `build_encoder`.
+    """Build the verifier. A cross-encoder on a server is called here. `data_dir` is that of `build_encoder`.
 
-    `versions`: the data directory whose tuned verifier is used; default: `data_dir`. A tuned verifier that is damaged,
-    or was made for another embedder, is not used, and a warning is logged. `pairs` counts what waits for the
+    `versions` is the data directory whose tuned verifier is used, by default `data_dir`. A tuned verifier that is
+    damaged, or was made for another embedder, is not used, and a warning is logged. `pairs` counts what waits for the
     cross-encoder.
 
     Raise `ModelMissing`, `ModelCorrupt`, or `StartupError` where the weights differ from the trained ones, here or on

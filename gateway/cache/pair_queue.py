@@ -26,12 +26,12 @@ class PairQueue:
         return self._inside
 
     def enter(self, threads: int) -> None:
-        """Count a pair. `threads`: pairs that the cross-encoder reads at once."""
+        """Count a pair. The cross-encoder reads `threads` pairs at once."""
         self._threads = threads
         self._move(1)
 
     def leave(self, pair_s: float | None) -> None:
-        """Take a pair off. `pair_s`: seconds that it was read; None: it was not."""
+        """Take a pair off. `pair_s` is the time of reading it in seconds, or None if nothing read it."""
         self._move(-1)
         if pair_s is not None:
             self._pair_s = moving_average(self._pair_s, pair_s)

@@ -13,7 +13,7 @@ class Placed(NamedTuple):
 
     admission: Admission
     ttl_s: float = 0.0  # the longest lifetime, in seconds
-    keys: CacheKeys | None = None  # the keys to store it under; None: those of the request
+    keys: CacheKeys | None = None  # the keys to store it under instead of those of the request
 
 
 class Placement(Protocol):
@@ -27,6 +27,6 @@ class Placement(Protocol):
     ) -> Placed:
         """Decide on a complete answer to a request that `applies`.
 
-        `private`: an HTTP header of the answer keeps it from other clients. `request_time`: the wall-clock time of the
-        call, in seconds.
+        With `private`, an HTTP header of the answer keeps it from other clients. `request_time` is the wall-clock time
+        of the call, in seconds.
         """

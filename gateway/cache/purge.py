@@ -188,7 +188,7 @@ class Purge:
         self._clock = clock
         self._telemetry = telemetry
         self._horizon_s = horizon_s
-        self._version: bytes | None = None  # of the store's bans when last read; None: read them again
+        self._version: bytes | None = None  # of the store's bans when last read, or None to read them again
         self._stored_ids: frozenset[str] = frozenset()  # the ids of the store's bans
         self._running = 0
         self._unswept: list[Ban] = []  # of gateways that do not know the names of entries of this version
@@ -494,7 +494,8 @@ class Purge:
     def _records(
         self, conditions: BanConditions, unreadable: Callable[[str], None] | None = None
     ) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
-        """Yield pages of entries with the vectors that the conditions compare. `unreadable`: see `RemovalStore`."""
+        """Yield pages of entries with the vectors that the conditions compare. `unreadable` is that of
+        `RemovalStore`."""
         embedder = self._spaces.serving.embedder.fingerprint if conditions.near is None else conditions.near.embedder
         return self._store.records(embedder, unreadable=unreadable)
 

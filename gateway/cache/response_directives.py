@@ -21,8 +21,9 @@ IGNORED_IN_VARY = frozenset(
 
 
 class ResponseDirectives(NamedTuple):
-    """The response headers that decide how an answer is stored. `no_store`, `private`: directives of `Cache-Control`
-    (RFC 9111, section 5.2.2). `private` with a list of fields counts too. `vary`: lower-case names."""
+    """The response headers that decide how an answer is stored. `no_store` and `private` are directives of
+    `Cache-Control` (RFC 9111, section 5.2.2). `private` with a list of fields counts too. `vary` has lower-case
+    names."""
 
     no_store: bool
     private: bool

@@ -69,7 +69,7 @@ class SchemaValidator:
 
     def __init__(self) -> None:
         self._steps = _Steps()
-        self._compiled: BoundedCache[bytes, Any] = BoundedCache(MAX_COMPILED)  # digest -> validator; None: bad
+        self._compiled: BoundedCache[bytes, Any] = BoundedCache(MAX_COMPILED)  # digest -> validator, or None
         self._drafts: dict[type, Any] = {}
 
     def check(self, form: DemandedForm, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity:

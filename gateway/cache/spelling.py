@@ -226,7 +226,7 @@ def spelling_veto(query: str, stored: str) -> Refusal | None:
 
 
 def compare_read(query: str, mine: Lexical, stored: str, other: Lexical) -> Comparison:
-    """Compare as `compare` does. `mine`, `other`: the texts as the lexical checks read them.
+    """Compare as `compare` does. `mine` and `other` are the texts as the lexical checks read them.
 
     Most neighbours are ASCII and have other words, none of which is a name in capitals. Nothing more is read of them.
     """

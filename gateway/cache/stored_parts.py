@@ -41,10 +41,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that stores something of requests. `name`: that of its count in a report. `what`: as a report calls it.
+    """A part that stores something of requests. A report counts it under `name`, and describes it as `what`.
 
-    `keys`: names in the store, without the prefix, as shell patterns. `files`: names in the data folder. `counted`: an
-    erasure counts what it removes. `own`: each gateway has its own, and erases it after an erasure by another one.
+    `keys` are names in the store, without the prefix, as shell patterns. `files` are names in the data folder. With
+    `counted`, an erasure counts the removals. With `own`, each gateway has its own part, and erases it after an erasure
+    by another one.
     """
 
     name: str
@@ -261,7 +262,7 @@ def not_reached(command: StoredCommand, parts: Sequence[Part] = PARTS) -> list[s
 
 
 class UnreachedPart:
-    """A part that no erasure reaches. `exists`: whether this gateway has it at all."""
+    """A part that no erasure reaches. `exists` tells whether this gateway has it at all."""
 
     def __init__(self, part: Part, *, exists: bool) -> None:
         self.part = part

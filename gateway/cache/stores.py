@@ -60,7 +60,7 @@ class Stores:
     jobs: RedisJobs
     batches: RedisBatches
     server: ValkeySupervisor | None
-    shared: SharedStore | None  # None: no other gateway is on this store
+    shared: SharedStore | None  # None if no other gateway is on this store
 
     async def adopt_former(self) -> None:
         """Give the entries of former versions their present names, if no gateway of such a version can be on the store.
@@ -92,7 +92,7 @@ def access_of(store: StoreConfig, environ: Mapping[str, str]) -> StoreAccess:
 
 
 async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
-    """Open the store. `embedder`: the fingerprint of the vectors in use.
+    """Open the store. `embedder` is the fingerprint of the vectors in use.
 
     Raise `ChildFailed` where the embedded server cannot start, and `StartupError`. An external server that is down is
     no failure: requests are misses until it answers.

@@ -35,10 +35,10 @@ class VaryingParts:
 
 
 def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> VaryingParts | None:
-    """Return the parts to compare; None: the prompts are not of one template.
+    """Return the parts to compare, or None unless the prompts are of one template.
 
-    `neighbours`: the stored prompts nearest to `query`, with or without `stored`. Words are separated by white space;
-    case does not matter.
+    `neighbours` are the stored prompts nearest to `query`, with or without `stored`. Words are separated by white
+    space; case does not matter.
     """
     folded, other = _folded(query), _folded(stored)
     head, tail = _shared(folded, other)

@@ -30,7 +30,7 @@ REST_FACTOR = 1.0  # of the time that a batch without a question for the encoder
 
 @dataclass(slots=True)
 class _Failures:
-    """The failures of one text. `passes`: those that had succeeded at the last one."""
+    """The failures of one text. `passes` is the number of successful passes at the last failure."""
 
     count: int = 0
     passes: int = 0

@@ -50,7 +50,7 @@ class VerifierVersions:
         return chain[-1] if chain else None
 
     def directory(self, version: str, embedder: str) -> Path:
-        """Return the folder of a version, with its files checked. `embedder`: as in `put_in_force`.
+        """Return the folder of a version, with its files checked. `embedder` is that of `put_in_force`.
 
         Raise `WeightsCorrupt` if a file is missing or differs, or if the version was made for another embedder.
         """
@@ -71,7 +71,7 @@ class VerifierVersions:
     def put_in_force(self, files: Mapping[str, bytes], embedder: str, report: Mapping[str, Any]) -> str:
         """Write the files as a new version, put it in force, and return its name.
 
-        `files`: the contents of `WEIGHT_FILES`. `embedder`: the name of the embedding model that the numbers fit.
+        `files` has the contents of `WEIGHT_FILES`. `embedder` is the name of the embedding model that the numbers fit.
         Versions beyond `KEPT` are removed, the oldest first. Raise OSError.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -139,8 +139,8 @@ class SecondCombination:
     wording_approval: float  # what `approval` gains there
 
     def log_odds(self, similarity: float, doubt: float, logit: float, words_shared: float = 0.0) -> float:
-        """`doubt`: of the trees, in [0, 1]. `logit`: from the cross-encoder, limited to +-`MAX_LOGIT`. `words_shared`:
-        share of the words of both that both have, in [0, 1]."""
+        """`doubt` of the trees is in [0, 1]. `logit` comes from the cross-encoder, limited to +-`MAX_LOGIT`.
+        `words_shared` is the share of all words that both have, in [0, 1]."""
         limited = min(MAX_LOGIT, max(-MAX_LOGIT, logit))
         read = (self.refusal if limited < 0.0 else self.approval) * limited
         nearness = max(0.0, similarity - NEAR_FROM) / (1.0 - NEAR_FROM)
@@ -214,7 +214,7 @@ class LearnedVerifier:
     floor = FLOOR
 
     def __init__(self, weights: VerifierWeights, version: str | None = None) -> None:
-        """`version`: of tuned weights, whose scores do not compare with those of other versions."""
+        """`version` is that of tuned weights, whose scores do not compare with those of other versions."""
         self.weights = weights
         self.basis = f"learned-{weights.version}" + (f"-tuned-{version}" if version else "")
         self.prior = weights.calibration.prior
@@ -244,9 +244,9 @@ class LearnedVerifier:
         trees_doubt: float = 1.0,
         words_shared: float = 0.0,
     ) -> Opinion:
-        """Return the opinion for these log-odds. `doubt`: the difference that the rules found.
+        """Return the opinion for these log-odds. `doubt` is the difference that the rules see.
 
-        `veto`: a difference that no score may outweigh. The trees were not trained on instructions around varying
+        `veto` is a difference that no score may outweigh. The trees were not trained on instructions around varying
         content, so a different payload is a veto, too. Any other difference is the reason to show where the score is
         too low.
         """
@@ -290,7 +290,7 @@ class LearnedVerifier:
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
-    """Return the contents of `verifier.json`: sources and their licences, figures, versions."""
+    """Return the sources, licences, figures and versions in `verifier.json`."""
     said: Mapping[str, object] = json.loads((directory / ABOUT_FILE).read_bytes())
     return said
 

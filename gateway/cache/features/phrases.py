@@ -78,7 +78,7 @@ _ASPECT_WORDS, _ASPECT_PAIRS = frozenset(ASPECTS), frozenset(_PAIRED)
 
 
 def aspects(words: frozenset[str], pairs: frozenset[tuple[str, str]]) -> frozenset[str]:
-    """Return the kinds of answer that the words ask for, in any position. `pairs`: adjacent words."""
+    """Return the kinds of answer that the words ask for, in any position. `pairs` are adjacent words."""
     matched = {ASPECTS[word] for word in words & _ASPECT_WORDS}
     matched.update(_PAIRED[pair] for pair in pairs & _ASPECT_PAIRS)
     return frozenset(matched)

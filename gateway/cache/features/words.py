@@ -43,7 +43,7 @@ class WordFeatures(NamedTuple):
     reversed: float  # 1 when "from A to B" or "A before B" meets its reverse
     inverted: float  # share of shared content-word pairs in reverse order, 0 to 1
     inverted_same_words: float  # the same if all content words are shared and order may matter, else 0
-    asks_differ: float  # 0: same kind of answer; 0.5: one side does not say; 1: another kind
+    asks_differ: float  # 0 for the same kind of answer, 1 for another, 0.5 if one side does not say
     aspects_swapped: float
     aspects_extra: float
     conditions_swapped: float  # phrases ("for children") without any word in the other text

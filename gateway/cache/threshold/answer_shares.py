@@ -115,7 +115,7 @@ class AnswerShares:
         return counts / max(self._total, LEAST_ANSWERS)
 
     def chance(self, answer: AnswerText, prior: float = PRIOR_CHANCE) -> float:
-        """Return the greatest probability, in (0, 1], that another question may get an answer like this one. `prior`:
+        """Return the greatest probability, in (0, 1], that another question may get an answer like this one. `prior` is
         the probability without any answers."""
         same = self._count_of(answer)
         share = _upper_bound(max(0.0, same - 1), self._total - same, prior)
@@ -136,7 +136,7 @@ class AnswerShares:
         known.vector = answer.vector if known.vector is None else known.vector
 
     def observe_unlike(self, equal: bool) -> None:
-        """Count a pair of questions that ask something else. `equal`: whether their answers are."""
+        """Count a pair of questions that ask something else, with `equal` answers or not."""
         fade = 1 - 1 / MEMORY
         self._unlike = self._unlike * fade + 1
         self._unlike_equal = self._unlike_equal * fade + equal
@@ -202,7 +202,7 @@ class RouteAnswers:
         self._recent.append(answer)
 
     def observe_unlike(self, scope: str, equal: bool) -> None:
-        """Count a pair of questions of a scope that ask something else. `equal`: whether their answers are."""
+        """Count a pair of questions of a scope that ask something else, with `equal` answers or not."""
         self._of(scope).observe_unlike(equal)
 
     def _of(self, scope: str) -> AnswerShares:
@@ -218,21 +218,22 @@ def _share(same: float, total: float) -> float:
 
 
 def _upper_bound(same: float, other: float, prior: float) -> float:
-    """Return the upper bound of a share. `prior`: the share without any answers."""
+    """Return the upper bound of a share. `prior` is the share without any answers."""
     count = same + max(0.0, other) + PRIOR_ANSWERS
     mean = min(1.0, (same + PRIOR_ANSWERS * prior) / count)
     return min(1.0, mean + BOUND * math.sqrt(mean * (1 - mean) / count))
 
 
 def right_after_equal(probability: float, chance: float) -> float:
-    """Return the probability that two questions ask the same, after their answers were found equal. `probability`:
-    before that. `chance`: that of an equal answer to another question. All are in [0, 1]."""
+    """Return the probability that two questions ask the same, after their answers were found equal. `probability` is
+    the one before that. `chance` is the probability of an equal answer to another question. All are in [0, 1]."""
     return probability / max(probability + (1 - probability) * chance, 1e-12)
 
 
 def label_weight(probability: float, chance: float, *, equal: bool) -> float:
-    """Return how much the comparison of two answers says about their questions, in [0, 1]. `probability`: of asking the
-    same, before. `chance`: of an equal answer to another question. `equal`: whether the answers are.
+    """Return how much the comparison of two answers says about their questions, in [0, 1]. They ask the same with
+    `probability`, before the comparison. Another question gets an equal answer with the probability `chance`. `equal`
+    tells whether the answers are equal.
 
     An unequal answer proves that the questions ask something else. A share (1 - p) (1 - c) of all pairs has one. The
     other p + (1 - p) c count (1 - c) p / (p + (1 - p) c) each, so (1 - c) p together. So the share of wrong ones among

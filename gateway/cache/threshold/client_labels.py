@@ -33,7 +33,7 @@ LabelRow = tuple[str, bytes, bytes]
 def label_limit(others: Iterable[float], own: float) -> float:
     """Return how many labels of each other client may count: the largest x = `SHARE` * (own + sum of min(n, x)).
 
-    `others`: labels of each other client. `own`: those of the client that asks.
+    `others` has the number of labels of each other client. `own` is that of the client that asks.
     """
     ordered = sorted(others)
     counted, capped = own + sum(ordered), 0
@@ -44,7 +44,7 @@ def label_limit(others: Iterable[float], own: float) -> float:
 
 
 class ClientLabels:
-    """The labels of a route by client and band. `bands`: their number."""
+    """The labels of a route by client and band. There are `bands` bands."""
 
     def __init__(self, bands: int) -> None:
         self._bands = bands
@@ -77,7 +77,8 @@ class ClientLabels:
         return client if self._totals.get(client, 0.0) > self._limit else None
 
     def view(self, client: str | None) -> FloatArray | None:
-        """Return the labels that count for a client, shape (2, bands); None: all do. `client`: as `group` gives it."""
+        """Return the labels that count for a client, shape (2, bands), or None if all do. `client` comes from
+        `group`."""
         if client == TOGETHER:
             return None
         own = 0.0 if client is None else self._totals.get(client, 0.0)
@@ -116,8 +117,9 @@ class ClientLabels:
 def bounded_weights(weights: FloatArray, groups: NDArray[np.intp], own: int | None) -> FloatArray:
     """Return the weights of labelled lookups with those of each other client bounded to its share of them.
 
-    `groups`: the number of the client of each lookup, from 0. `own`: that of the client that asks; None: it has none.
-    The cost does not depend on the weights: it must not tell whether another client asked something near.
+    `groups` has the number of the client of each lookup, from 0. `own` is the number of the client that asks, or None
+    if it has none. The cost does not depend on the weights: it must not tell whether another client asked something
+    near.
     """
     masses = np.bincount(groups, weights)
     others = masses if own is None else np.delete(masses, own)

@@ -49,8 +49,8 @@ class DriftDetector:
         return self.excess > LIMIT
 
     def add(self, band: int, predicted: float, wrong: float, weight: float = 1.0) -> None:
-        """Add a label: `wrong` in [0, 1], and the share in [0, 1] that was predicted for its band. `weight`: how much
-        the label says, in [0, 1]."""
+        """Add a label: `wrong` in [0, 1], and the share in [0, 1] that was predicted for its band. `weight` is the
+        evidence of the label, in [0, 1]."""
         self.excess += weight * (wrong * math.log(FACTOR) - math.log1p((FACTOR - 1) * predicted))
         if self.excess <= 0:
             self.excess = 0.0

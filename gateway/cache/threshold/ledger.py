@@ -150,8 +150,8 @@ class ThresholdLedger:
     ) -> None:
         """Replace all counts.
 
-        `sized_lookups`: lookups with a known number of entries. `log_size`: the sum of that number's logarithm over
-        them.
+        `sized_lookups` counts the lookups with a known number of entries. `log_size` is the sum of that number's
+        logarithm over them.
         """
         self._labels, self._wrong, self._neighbours = labels, wrong, neighbours
         self.clients = ClientLabels(BANDS)
@@ -203,7 +203,7 @@ class ThresholdLedger:
     def observe(self, score: float, entries: int = 0) -> None:
         """Count a request whose best neighbour has this score, served or not.
 
-        `entries`: the size of the cache it was found in; 0: not known.
+        Its cache has `entries` entries, or 0 if their number is not known.
         """
         self._observations.append((band_of(score), self._pending_requests))
         if len(self._observations) >= MAX_PENDING_OBSERVATIONS:
@@ -224,7 +224,7 @@ class ThresholdLedger:
     def growth(self, entries: int) -> float:
         """Return the factor on wrong hits that a cache of `entries` makes likely, compared with the counts so far.
 
-        The counts include those of the calibration. `entries` 0: not known, factor 1.
+        The counts include those of the calibration. The factor is 1 if `entries` is 0, which means not known.
         """
         if entries <= 0:
             return 1.0
@@ -233,22 +233,23 @@ class ThresholdLedger:
         return float(min(MAX_GROWTH, max(MIN_GROWTH, (entries / typical) ** GROWTH)))
 
     def label(self, score: float, wrong: float, client: str = TOGETHER, weight: float = 1.0) -> None:
-        """Record that a neighbour with this score was wrong (1) or right (0), or how likely it was wrong. `client`: the
-        one that asked. `weight`: how much the label says, in [0, 1]."""
+        """Record that a neighbour with this score was wrong (1) or right (0), or how likely it was wrong. `client` sent
+        the request. `weight` is the evidence of the label, in [0, 1]."""
         band = band_of(score)
         self.labels[band] += weight
         self.wrong[band] += weight * wrong
         self.clients.add(client, band, wrong, weight)
 
     def state_for(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
-        """Return the state for a promise in wrong hits over all requests. `growth`: factor on expected wrong hits."""
+        """Return the state for a promise in wrong hits over all requests. `growth` is a factor on expected wrong
+        hits."""
         shares, rates = self.wrong_shares(), self._rates()
         return ThresholdState(_lowest(shares, rates, AIM * max_wrong_hits / growth), shares, rates)
 
     def threshold_for(self, client: str | None, state: ThresholdState, max_wrong_hits: float, growth: float) -> float:
-        """Return the threshold of one client, at least that of all. `client`: as `ClientLabels.group` gives it.
+        """Return the threshold of one client, at least that of all. `client` comes from `ClientLabels.group`.
 
-        `state`: for the same promise and growth.
+        `state` has the same promise and growth.
         """
         counted = self.clients.view(client)
         if counted is None:

@@ -162,8 +162,8 @@ class Evidence:
     def restore(
         self, vectors: bytes, residuals: bytes, clients: bytes, dimension: int, weights: bytes | None = None
     ) -> None:
-        """Load the result of `rows`. `weights` None: every label says all that it can, as earlier versions had it.
-        Raise ValueError where its parts do not fit together."""
+        """Load the result of `rows`. Without `weights` every label has the full weight, as in earlier versions. Raise
+        ValueError where its parts do not fit together."""
         if dimension == 0:
             return
         kept = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
@@ -255,7 +255,7 @@ class RouteControl:
         self._pending_requests = 0  # requests not yet applied to `_raw_ledger`
         self._evidence = Evidence()
         self._drift = DriftDetector()
-        self.labels_since_drift: int | None = None  # None: no alarm so far
+        self.labels_since_drift: int | None = None  # None before the first alarm
         self._wrong_hits = WrongHits()
         self._requests = 0
         self._changes_since_refresh = 0
@@ -312,8 +312,9 @@ class RouteControl:
         """Return the score that the best neighbour among `entries` must reach, to serve `client`. A `min_similarity` is
         returned as is.
 
-        `is_part`: the question is the part of a long prompt that asks. However loose the promise, it has to reach the
-        threshold of `MOST_WRONG_OF_PARTS`. Such prompts are equal but for it, so its score says less than elsewhere.
+        With `is_part`, the question is the part of a long prompt that asks. However loose the promise, it has to reach
+        the threshold of `MOST_WRONG_OF_PARTS`. Such prompts are equal but for it, so its score says less than
+        elsewhere.
         """
         if acceptance.min_similarity is not None:
             self.current_threshold = acceptance.min_similarity
@@ -488,8 +489,8 @@ class RouteControl:
         return dropped
 
     def audited(self, label: Label, chance: float, equal_chance: float = 0.0) -> None:
-        """Record an audit. `chance`: the probability of its choice. `equal_chance`: that of an equal answer to another
-        question than the one of the stored answer."""
+        """Record an audit. `chance` is the probability of its choice. `equal_chance` is that of an equal answer to
+        another question than the one of the stored answer."""
         self._advanced_wrong_hits().audited(label, chance, equal_chance)
         self.version += 1
         self._report(("audit", label.value, chance, equal_chance))
@@ -570,7 +571,7 @@ class RouteControl:
     # Saving and loading
 
     def snapshot(self, *, evidence: bool = True) -> bytes:
-        """Return the state as bytes. `evidence`: include labelled lookups, the largest part (at most 3 MB)."""
+        """Return the state as bytes. With `evidence`, include labelled lookups, the largest part (at most 3 MB)."""
         ledger = self._ledger
         arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.neighbours)]
         packed: bytes = msgpack.packb(

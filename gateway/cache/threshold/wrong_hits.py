@@ -93,7 +93,7 @@ class WrongHits:
         self.served += 1
 
     def audited(self, label: Label, chance: float, equal_chance: float = 0.0) -> None:
-        """Record the audit of a hit that was chosen with this probability, in (0, 1]. `equal_chance`: the probability
+        """Record the audit of a hit that was chosen with this probability, in (0, 1]. `equal_chance` is the probability
         that another question gets an answer like the stored one, in [0, 1]."""
         weight = 1 / chance
         if label is Label.UNDECIDED:

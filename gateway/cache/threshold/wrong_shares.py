@@ -39,7 +39,7 @@ class WrongShares:
 
 
 class WrongShareModel:
-    """The prior over wrong shares. `centres`: (n,) scores; `shares`: (n,) wrong shares of the calibration."""
+    """The prior over wrong shares. `centres` (n,) are scores. `shares` (n,) are the wrong shares of the calibration."""
 
     def __init__(self, centres: FloatArray, shares: FloatArray) -> None:
         self._prior = np.log(shares / (1 - shares))
@@ -50,7 +50,7 @@ class WrongShareModel:
         )
 
     def posterior(self, labels: FloatArray, wrong: FloatArray, start: FloatArray | None = None) -> Posterior:
-        """Return the posterior for `labels` (n,) per band, `wrong` (n,) of them. `start`: the pull of earlier labels.
+        """Return the posterior for `labels` (n,) per band, `wrong` (n,) of them. `start` is the pull of earlier labels.
 
         Newton's method alone may jump over the maximum and never return. So a step is halved until it gains.
         """
