@@ -49,8 +49,8 @@ from gateway.upstream.backend import UpstreamPool
 
 @dataclass(frozen=True, slots=True)
 class SharedSteps:
-    """The steps that run before a route is known. `table` returns the policy in force. `inflight` None: the requests
-    are jobs, and the number of workers bounds them."""
+    """The steps that run before a route is known. `table` returns the policy in force. `inflight` is None if the
+    requests are jobs, because the number of workers bounds those."""
 
     parts: Parts
     table: Callable[[], RouteTable]

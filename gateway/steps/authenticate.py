@@ -31,7 +31,8 @@ MAX_ADDRESSES = 10_000  # beyond it, the address that failed longest ago is forg
 
 
 class AuthThrottle:
-    """Limits failed authentications by network. `now`: monotonic clock, seconds. For use from one event loop."""
+    """Limits failed authentications by network. `now` is in seconds of the monotonic clock. For use from one event
+    loop."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

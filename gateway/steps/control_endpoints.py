@@ -19,8 +19,8 @@ class Endpoint(Protocol):
 
 
 class ControlEndpoints:
-    """Hands requests to the endpoint that claims them. It sits behind `Authenticate`: only the tenant that made a job
-    learns that it exists."""
+    """Hands requests to the endpoint that claims them. It sits behind `Authenticate`, so that only the tenant that made
+    a job learns that it exists."""
 
     def __init__(self, inner: Handler, endpoints: Sequence[Endpoint]) -> None:
         self._inner = inner

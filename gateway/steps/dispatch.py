@@ -27,8 +27,8 @@ Mirror = Callable[[RequestContext, Response], Response]
 
 
 class Dispatch:
-    """Calls the backends of one route. `mirror`: see `routing.mirroring`; None: the route has no `shadow`. `sole`: the
-    only backend of the route; None: there are several. With one backend only a latency budget needs a decision."""
+    """Calls the backends of one route. `mirror` (see `routing.mirroring`) is set if the route has a `shadow`. `sole` is
+    set if the route has exactly one backend; only a latency budget needs a decision then."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from gateway.priority import ShedReason
 
 
 class Inflight:
-    """Counts the requests that wait for something, over all ports of the gateway. `limit`: `server.max_inflight`. The
+    """Counts the requests that wait for something, over all ports of the gateway. `limit` is `server.max_inflight`. The
     server counts a request when it creates a task for it; answers from memory need no task."""
 
     __slots__ = ("count", "limit")
@@ -36,8 +36,8 @@ ErrorDialect = Callable[[str, str, Mapping[str, str]], Dialect]
 
 class ErrorBoundary:
     """Turns exceptions into responses. At `server.max_inflight`, requests that need not wait are still answered: a hit
-    in memory costs next to nothing. The inner steps call `RequestContext.require_capacity` before they wait.
-    `inflight` None: the caller bounds the requests."""
+    in memory costs next to nothing. The inner steps call `RequestContext.require_capacity` before they wait. Without
+    `inflight` the caller bounds the requests."""
 
     def __init__(
         self, inner: Handler, telemetry: Telemetry, inflight: Inflight | None, error_dialect: ErrorDialect

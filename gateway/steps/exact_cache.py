@@ -58,9 +58,9 @@ class LeasedLookup(Protocol):
 
 
 class ExactCache:
-    """Serves exact hits of one route. `lacks`: whether the store is known to lack a fingerprint; then no lookup is sent
-    (docs/decisions/0002). `prefetch` None: the route needs no vector, or its embedder is as quick as the store.
-    `leased` None: no other gateway is on the store."""
+    """Serves exact hits of one route. `lacks` tells whether the store is known to lack a fingerprint; then no lookup is
+    sent (docs/decisions/0002). `prefetch` is None if the route needs no vector, or its embedder is as quick as the
+    store. `leased` is None if no other gateway is on the store."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class _CachedHit:
     provenance: Provenance
     headers: HeaderTemplate
     form: bytes  # %-format of head and body
-    body: bytes | None  # None: the entry's own body, and the entry is not in memory
+    body: bytes | None  # None if it is the entry's own body and the entry is not in memory
     length: int  # bytes of the body
     as_stored: bool  # the body is the stored one, byte for byte
     size: int  # bytes that only this cache refers to
@@ -102,9 +102,9 @@ class _CachedHit:
 
 
 class ExactFastPath:
-    """The first step of all. `table` returns the policy in force, which is compared by identity. `is_valid`: whether a
-    key is known to be as good as when it was looked up; if not, `Authenticate` looks it up. `inflight` None: the
-    caller bounds the requests that wait. It contains its own failures, since a guard would cost each hit a call."""
+    """The first step of all. `table` returns the policy in force, which is compared by identity. `is_valid` tells
+    whether a key is still known to be valid; if not, `Authenticate` looks it up. Without `inflight` the caller bounds
+    the requests that wait. It contains its own failures, since a guard would cost each hit a call."""
 
     def __init__(
         self,
@@ -220,8 +220,8 @@ class ExactFastPath:
     def _remember(
         self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
     ) -> None:
-        """Remember a request with its second answer, if both were exact hits and took no other step. `form`: a format
-        for the values of the headers, the length of the body, the date and the body. `data`: the body."""
+        """Remember a request with its second answer, if both were exact hits and took no other step. `form` is a format
+        for the values of the headers, the length of the body, the date and the body. `data` is the body."""
         try:
             self._remember_hit(request, response, headers, form, data)
         except Exception as error:

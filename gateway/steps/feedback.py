@@ -26,7 +26,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.routing.tier_learning import TierLearning
 
 PATH = "/v1/feedback"
-# (tenant, request id, verdict) -> the answer to the client; None: the request id is not known.
+# (tenant, request id, verdict) -> the answer to the client, or None if the request id is not known.
 ApplyFeedback = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
 
 

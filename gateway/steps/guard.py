@@ -25,8 +25,8 @@ class Guard:
     step ends the request in `ErrorBoundary`.
 
     `depth` numbers the steps from the outermost on. Each guard marks the request with its depth, so that the guard
-    around it knows whether its step has passed the request on. `reports`: that guard also needs the outcome. Otherwise
-    the request forgets it, as an answer may refer to the request.
+    around it knows whether its step has passed the request on. With `reports` that guard also needs the outcome.
+    Otherwise the request forgets it, as an answer may refer to the request.
     """
 
     __slots__ = ("_containment", "_depth", "_next", "_recovery", "_reports", "_step")

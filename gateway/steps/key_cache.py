@@ -38,7 +38,7 @@ class _CachedKey:
 
 
 class KeyCache:
-    """Caches lookups of API keys. `configured`: digest -> principal. For use from one event loop, with `run` as a
+    """Caches lookups of API keys. `configured` maps digests to principals. For use from one event loop, with `run` as a
     task."""
 
     def __init__(

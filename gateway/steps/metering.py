@@ -157,8 +157,8 @@ def _length_of(request: RequestContext) -> int:
 
 
 class RouteMeter:
-    """Meters the calls of one route. `members`: its backends with their prices; `passable`: those of them that take
-    requests which no dialect reads. `prices`: of all backends."""
+    """Meters the calls of one route. `members` are its backends with their prices. `passable` are those of them that
+    take requests which no dialect reads. `prices` are those of all backends."""
 
     def __init__(
         self,
@@ -207,8 +207,8 @@ class RouteMeter:
         *,
         complete: bool = True,
     ) -> Spent:
-        """Return the cost of an answer. `output_estimate`: tokens, if the answer reports none. `complete`: it has come
-        to its end, where the usage is."""
+        """Return the cost of an answer. `output_estimate` is in tokens, and counts if the answer reports none. A
+        `complete` answer has come to its end, which has the usage."""
         if metered.operation.is_free:
             return Spent()
         backend = backend or self._largest
@@ -290,7 +290,7 @@ class RouteMeter:
     def _priced(
         self, metered: MeteredCall, price: Price, counts: tuple[int, int, int], usage: AnswerUsage, *, priced: bool
     ) -> Spent:
-        """Return the cost. `priced`: the tokens cost something, unless a unit does."""
+        """Return the cost. With `priced` the tokens cost something, unless a unit does."""
         dollars = price.of_call(metered.path, named=metered.operation.makes_calls) or 0.0
         unit = metered.operation.unit
         per_unit = price.of_unit(unit)

@@ -35,8 +35,8 @@ FORM_HEADERS = frozenset({"content-type", "cache-control", "inference-header-con
 
 
 class Negotiate:
-    """Sits outside the steps that store and share. So hits, followers and misses all get the form that the client
-    asked for. `split_cache`: the events of whole answers that were split lately. `inputs` None: the route has no
+    """Sits outside the steps that store and share. So hits, followers and misses all get the form that the client asked
+    for. `split_cache` has the events of whole answers that were split lately. `inputs` is None on a route without a
     cache. `models` lists the models of the route's backends."""
 
     def __init__(

@@ -75,9 +75,9 @@ class RecordingRule(Protocol):
 
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
-    it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none.
-    `subjects_of` None: nothing names those who caused it. `max_keys`, `max_body`: of a body, `server.max_body_keys` and
-    `server.max_body`."""
+    it met, even if a reload replaces it. `dialect_of` returns the dialect of a method and a path, if they have one.
+    `subjects_of` computes the erasure digests; it is None without an erasure key. `max_keys` and `max_body` bound a
+    body (`server.max_body_keys`, `server.max_body`)."""
 
     def __init__(
         self,

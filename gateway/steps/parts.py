@@ -290,7 +290,7 @@ class Parts:
     label_archive: LabelArchive
     unread: UnreadMemory
     erased: RecentErasures
-    erasure_secret: str | None  # None: there is none, so nothing names those who caused it
+    erasure_secret: str | None  # without it, entries have no digests of those who caused them
     subjects: SubjectDigests | None  # as `erasure_secret`
     schemas: SchemaChecks
     flights: dict[str, SharedCall] = field(default_factory=dict)

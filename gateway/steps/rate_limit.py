@@ -70,7 +70,7 @@ class RateLimit:
 
     The cost of a call is reserved first. It is settled when the answer has ended, even if it fails or its client
     leaves. A call that nothing meters is refused if a limit counts tokens or costs. `light` in the policy's caps and
-    `large_share` take away the larger models, not the answer. `passable`: the backends that take requests which no
+    `large_share` take away the larger models, not the answer. `passable` are the backends that take requests which no
     dialect reads."""
 
     def __init__(

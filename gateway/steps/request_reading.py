@@ -42,7 +42,7 @@ Models = tuple[str, ...]
 
 
 def read_models(request: RequestContext, in_body: str | None) -> Models:
-    """Return the models of a request without a dialect. `in_body`: the model that its body names. Raise
+    """Return the models of a request without a dialect. `in_body` is the model that its body names. Raise
     `BadRequest`."""
     return models_named(request.method, request.path, request.query, in_body)
 
@@ -78,8 +78,8 @@ def _route_of_model(request: RequestContext, policy: Policy, default: Route) -> 
 
 
 def subjects_of_call(user: str | None, permit: Principal | None, digests: SubjectsOf | None) -> tuple[str, ...]:
-    """Return the digests of those who caused a call: the user that it names, and its API key. `digests` None: there is
-    no key for them."""
+    """Return the digests of those who caused a call: the user that it names, and its API key. Without a key there are
+    no `digests`."""
     return () if digests is None else digests(user, "" if permit is None else permit.name)
 
 
@@ -96,8 +96,8 @@ def described_request(
     """Return the request that somebody describes, as it would be read on its way to a backend, with its call and its
     models.
 
-    `tenant` None: that of its credentials. `rules`: what identifies a client; None: its API key, which is not looked
-    up. Raise `BadRequest`.
+    The tenant is that of the credentials unless `tenant` is given. `rules` tell which headers identify a client.
+    Without them its API key does, which is not looked up. Raise `BadRequest`.
     """
     read, sent = target_of(method, target), CIMultiDict(headers)
     shown = NONE_SHOWN if rules is None else rules.read(sent, read.query)

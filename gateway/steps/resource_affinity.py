@@ -37,8 +37,8 @@ Remember = Callable[[Sequence[str]], None]
 
 
 class ResourceStep:
-    """Binds requests to backends. `pools`: all backends. `others`: those of the route that may have made an unknown
-    resource. `shared`: all tenants get the route's answers, and their ids, from its cache."""
+    """Binds requests to backends. `pools` are all backends. `others` are those of the route that may have made an
+    unknown resource. With `shared` all tenants get the route's answers, and their ids, from its cache."""
 
     def __init__(
         self,

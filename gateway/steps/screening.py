@@ -84,8 +84,8 @@ class RouteScreen:
         before: float,
         embedding: Embedding,
     ) -> None:
-        """Count a hit that was lost, and let the threshold follow it. `vector`: the static one. `before`: when the
-        question was let go."""
+        """Count a hit that was lost, and let the threshold follow it. `vector` is the static one. The screen let the
+        question go at `before`."""
         if await self._lookup.would_hit(route, owner, scope, question, embedding, before):
             self._telemetry.screen_lost_hits.add(route)
             # Search again: perhaps the neighbour's own vector came late, and the threshold is not to blame.

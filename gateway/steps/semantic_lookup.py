@@ -55,7 +55,7 @@ class _Search:
     embedding: Embedding
     started: float  # monotonic clock
     k: int  # number of neighbours to search for
-    neighbours: Sequence[Neighbour] | None = None  # the most similar first; None: not searched yet
+    neighbours: Sequence[Neighbour] | None = None  # the most similar first, or None before the search
     # The nearest fresh neighbours that the client may not have before they are confirmed.
     withheld: list[NeighbourEntry] = field(default_factory=list)
 

@@ -38,7 +38,7 @@ class ReservedCall:
 
 
 class Settlement:
-    """`Settlement` settles the calls of one route. `largest`: the backend that counts if no backend has answered."""
+    """`Settlement` settles the calls of one route. `largest` is the backend that counts if no backend has answered."""
 
     def __init__(
         self, route: str, largest: str, meter: RouteMeter, quotas: RateLimiter, telemetry: Telemetry, clock: Clock
@@ -193,8 +193,8 @@ def _nothing(_: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Account:
-    """The amounts that one call has reserved. `close` settles them, once. `backend` counts in the metrics.
-    `other_cost`: of other calls that were made for the answer."""
+    """The amounts that one call has reserved. `close` settles them, once. `backend` counts in the metrics. `other_cost`
+    is the cost of other calls for the answer."""
 
     route: str
     backend: str
@@ -232,7 +232,7 @@ class Account:
         self.close(Spent())
 
     def close(self, spent: Spent, *, counts: bool = True) -> None:
-        """Settle. `counts`: the metrics count what was spent."""
+        """Settle. With `counts` the metrics count the spent amounts."""
         if not self.is_open:
             return
         self.is_open = False

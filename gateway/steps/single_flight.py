@@ -18,9 +18,9 @@ from gateway.unread_memory import UnreadMemory
 
 
 class SingleFlight:
-    """`flights`: the calls in flight, by fingerprint. All routes share them, so that a reload does not split a crowd.
-    An answer from memory needs no flight. Followers do not join the call of an `unstorable` key: each request makes
-    its own call. So does each follower of an answer that its backend forbids to share (RFC 9111, section 4)."""
+    """`flights` are the calls in flight, by fingerprint. All routes share them, so that a reload does not split a
+    crowd. An answer from memory needs no flight. Followers do not join the call of an `unstorable` key: each request
+    makes its own call. So does each follower of an answer that its backend forbids to share (RFC 9111, section 4)."""
 
     def __init__(
         self,

@@ -25,7 +25,8 @@ Renew = Callable[[Spent], Awaitable[None]]
 class MeteredSocket(ClosingDuplex):
     """`MeteredSocket` is a WebSocket that is closed with 1008 once a limit is reached.
 
-    `spent`: the cost of a usage, or of some seconds. `renew` settles, and reserves more; `end` settles the rest, once.
+    `spent` returns the cost of a usage, or of some seconds. `renew` settles, and reserves more; `end` settles the rest,
+    once.
     """
 
     def __init__(

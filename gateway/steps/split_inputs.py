@@ -18,7 +18,7 @@ MAX_INPUTS = 2048  # OpenAI's bound on the inputs of a call
 
 
 class SplitInputs:
-    """Splits calls and joins their answers. `share`: the setting of the route. `on_hit` receives the fingerprint of
+    """Splits calls and joins their answers. `share` is the setting of the route. `on_hit` receives the fingerprint of
     every hit."""
 
     def __init__(self, share: str, on_hit: Callable[[str], None]) -> None:

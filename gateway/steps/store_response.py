@@ -49,12 +49,12 @@ MAX_WRITES_BEHIND = 1_024
 
 
 class CacheWriter:
-    """Puts entries into the store and the index. `stored` is called with every stored entry. `unstorable`: fingerprints
-    whose answers may not be stored; a stored entry removes its fingerprint from them. `late` gives entries their vector
-    that are stored before their question is embedded; None: the route has no semantic lookups.
+    """Puts entries into the store and the index. `stored` is called with every stored entry. `unstorable` has the
+    fingerprints whose answers may not be stored; a stored entry removes its fingerprint from them. `late` adds the
+    vector to entries that are stored before their question is embedded. It is None on a route without semantic lookups.
 
-    `behind`: the store may be far away, so a client does not wait for it if memory has the entry. The next request to
-    this gateway finds it there. Requests to other gateways wait for the lease, which the write ends."""
+    With `behind` the store may be far away, so a client does not wait for it if memory has the entry. The next request
+    to this gateway finds it there. Requests to other gateways wait for the lease, which the write ends."""
 
     def __init__(
         self,
@@ -118,7 +118,8 @@ class CacheWriter:
     async def _write(
         self, request: RequestContext, entry: Entry, vector: Vector | None, *, behind: bool = False
     ) -> bool:
-        """Write an entry to the store and the index. `behind`: the caller does what this gateway needs to find it."""
+        """Write an entry to the store and the index. With `behind` the caller does what this gateway needs to find
+        it."""
         try:
             stored = await self._store.put(entry, vector, request.lease)
             indexed = behind and not self._index.shared
@@ -176,7 +177,7 @@ UNPRICED = Price()
 class StoreResponse:
     """Stores the answers of one route. `unstorable` receives the fingerprints of answers that may not be stored. Inputs
     of one request that no cache has go to the backend in one call: `request.gathering` passes them on together.
-    `placement` None: answers do not say who may share them."""
+    `placement` is None if answers do not say who may share them."""
 
     def __init__(
         self,
@@ -351,8 +352,8 @@ class StoreResponse:
         *,
         streamed: bool,
     ) -> Entry | None:
-        """Return the entry for a complete answer; None: the rules refuse it. `started`: monotonic clock, before the
-        backend call."""
+        """Return the entry for a complete answer, or None if the rules refuse it. `started` is the monotonic time
+        before the backend call."""
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(request.path, origin, inspection), sum(map(len, payload))
         seconds = self._clock.monotonic() - started

@@ -22,7 +22,7 @@ JSON_TYPE = (("Content-Type", "application/json"),)
 
 
 class TokenCounts:
-    """Completes the answers of backends that have no counter. `speaks`: backend -> the dialect that it speaks."""
+    """Completes the answers of backends that have no counter. `speaks` maps each backend to its dialect."""
 
     def __init__(self, speaks: Mapping[str, str]) -> None:
         self._speaks = speaks

@@ -39,11 +39,11 @@ class RecordedCandidate(NamedTuple):
     entry: bytes  # digest of its fingerprint
     similarity: float
     created: float  # wall clock
-    score: float | None  # the verifier's; None: similarity alone decided
+    score: float | None  # the verifier's, or None if similarity alone decided
     probability: float
     veto: str | None
     doubt: str | None
-    settled: bool  # False: a second opinion, or a comparison of parts, would have come first
+    settled: bool  # no second opinion or comparison of parts was needed
 
 
 class RecordedAnswer(NamedTuple):
@@ -76,8 +76,8 @@ class RecordedRequest(NamedTuple):
     policy: str  # hash
     route: str
     request: RequestFacts
-    prompt: str | None  # None: the policy does not keep it, or there is no question
-    vector: bytes | None  # float16, of the question; None: it was not embedded
+    prompt: str | None  # None if the policy does not keep it, or there is no question
+    vector: bytes | None  # float16, of the question, or None if it was not embedded
     readable: bool  # whether the vector covers the whole question
     status: int
     verdict: str
@@ -85,7 +85,7 @@ class RecordedRequest(NamedTuple):
     backend: str | None
     tier: str | None
     complexity: float | None
-    entry: bytes  # digest of the fingerprint that it is stored under; empty: not stored
+    entry: bytes  # digest of the fingerprint that it is stored under, or b"" if not stored
     stored: bool
     answer: RecordedAnswer | None
     hit: RecordedHit | None

@@ -45,8 +45,8 @@ class TrafficLog:
 
 
 def read_traffic(spec: str, folder: Path, now: float, limit: int = MAX_REQUESTS) -> TrafficLog:
-    """Read recorded traffic. `spec`: a window of the log in `folder`, such as `last-24h`, or a path. `now`: wall clock.
-    `limit`: number of requests; only a single segment may exceed it. Raise `TrafficUnreadable`."""
+    """Read recorded traffic. `spec` is a window of the log in `folder`, such as `last-24h`, or a path. `now` is the
+    wall-clock time. Read at most `limit` requests; only a single segment may exceed it. Raise `TrafficUnreadable`."""
     last = _LAST.fullmatch(spec)
     since = 0.0 if last is None else now - _duration(last[1], spec)
     paths = _paths(folder if last else Path(spec), None if last else spec)
@@ -61,7 +61,8 @@ def _duration(text: str, spec: str) -> float:
 
 
 def _paths(where: Path, named: str | None) -> list[Path]:
-    """Return the segments in `where`. `named`: the path as the operator gave it; None: the gateway's own log."""
+    """Return the segments in `where`. `named` is the path as the operator gave it, or None for the gateway's own
+    log."""
     if named is not None and where.is_file():
         return [where]
     try:
@@ -80,7 +81,7 @@ def _paths(where: Path, named: str | None) -> list[Path]:
 
 
 def _recent(paths: list[Path], since: float) -> list[Path]:
-    """Drop segments that ended before `since`: the last write is the end of a segment."""
+    """Drop segments that ended before `since`. The last write is the end of a segment."""
     return [path for path in paths if path.stat().st_mtime >= since]
 
 

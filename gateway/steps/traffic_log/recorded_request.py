@@ -52,7 +52,7 @@ def header_names(policy: Policy) -> frozenset[str]:
 
 
 def is_sampled(canonical: bytes, share: float) -> bool:
-    """Return whether to record a question: all its repeats, or none of them. `canonical`: its digest."""
+    """Return whether to record a question: all its repeats, or none of them. `canonical` is its digest."""
     return share >= 1.0 or int.from_bytes(canonical[:8], "big") < share * _SAMPLE_SPACE
 
 
@@ -149,8 +149,8 @@ def recorded_of(
     seconds: float,
     digest: Digest,
 ) -> RecordedRequest:
-    """Return the record of a request that is over. `at`: wall clock, when it arrived. `policy`: hash of the policy in
-    force."""
+    """Return the record of a request that is over. It arrived at the wall-clock time `at`. `policy` is the hash of the
+    policy in force."""
     embedding, best = request.embedding, request.judged
     stored, inspected = request.stored, request.inspected
     return RecordedRequest(

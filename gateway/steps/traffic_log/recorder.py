@@ -215,7 +215,7 @@ class Recorder:
 
 
 def _is_of(target: ErasureTarget, row: Row, tenants: Digest | None) -> bool:
-    """Return whether a row belongs to the target. `tenants`: the digest of tenants in the row's log."""
+    """Return whether a row belongs to the target. `tenants` is the digest of tenants in the row's log."""
     if not isinstance(row, RecordedRequest) or row.at > target.at:
         return False
     same = target.tenant is None or (tenants is not None and row.request.tenant == tenants(target.tenant))

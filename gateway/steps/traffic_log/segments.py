@@ -58,7 +58,7 @@ def segments_in(folder: Path) -> list[Path]:
 
 
 class Segments:
-    """Appends batches. For use from one thread at a time. `wall`: seconds since the epoch."""
+    """Appends batches. For use from one thread at a time. `wall` returns seconds since 1970."""
 
     def __init__(self, folder: Path, bounds: TrafficConfig, wall: Callable[[], float] = time.time) -> None:
         self._folder = folder
@@ -70,8 +70,8 @@ class Segments:
         self._outdated = False
 
     def append(self, heading: SegmentHeading, rows: Sequence[Row]) -> int:
-        """Append a batch and return its bytes. `heading`: for a new segment, which begins if the last one is full or
-        old. Each batch is one write, so that a killed process damages at most the last batch. Raise `OSError`."""
+        """Append a batch and return its bytes. `heading` begins a new segment, if the last one is full or old. Each
+        batch is one write, so that a killed process damages at most the last batch. Raise `OSError`."""
         if self.needs_segment():
             self._start_segment(heading)
         batch = encode_batch(rows)
@@ -98,7 +98,7 @@ class Segments:
 
     def rewrite(self, drop: Callable[[Row], bool], *, dry_run: bool) -> tuple[list[RecordedRequest], int]:
         """Remove the requests for which `drop` is true from all segments. Return them, and the number of segments with
-        a part that cannot be read. `dry_run`: remove nothing. Raise `OSError`.
+        a part that cannot be read. With `dry_run`, remove nothing. Raise `OSError`.
 
         The current segment ends. If a request of a segment is removed, so is any part that cannot be read.
         """
