@@ -41,6 +41,7 @@ from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock
 from gateway.steps.assembly import RouteSteps, SharedSteps, exact_lookup
 from gateway.steps.control_endpoints import Endpoint
+from gateway.steps.erasures import ErasureCore, Erasures
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
 from gateway.steps.parts import Parts, build_parts
@@ -69,7 +70,6 @@ class Gateway:
         self.parts = parts
         self.stores = stores
         self.removal = bootstrap.purge_of(config, parts, stores, lambda: self.policy)
-        self.eraser = bootstrap.eraser_of(config, parts, stores, self.removal)
         self.replication = parts.fleet.replicate(
             stores, parts.spaces, parts.store, parts.memory, parts.telemetry, parts.clock, self.removal
         )
@@ -88,6 +88,11 @@ class Gateway:
                 exact_cache=lambda route, inner: exact_lookup(route, self.parts, inner),
             )
         )
+        self.erasures = None
+        if parts.subjects is not None:
+            self.erasures = Erasures(
+                ErasureCore(config, stores, lambda: self.parts, self.removal, self.features.stored_parts)
+            )
         self._table = self._build(policy)
         # called for every request; a partial needs no Python frame
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")
@@ -135,6 +140,7 @@ class Gateway:
             config,
             parts.clock,
             self.stores,
+            self.erasures,
             self._deployment,
             self.features,
             self.policies,
@@ -154,7 +160,6 @@ class Gateway:
                 *self.access.admin,
                 *self.dashboard.routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
-                *bootstrap.privacy_admin_of(parts, self.eraser).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
@@ -332,7 +337,7 @@ async def running(
 def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
     """Start the background tasks."""
     work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
-    work += [] if gateway.eraser is None else [gateway.eraser.follow()]
+    work += [] if gateway.erasures is None else [gateway.erasures.run()]
     work += [run() for run in gateway.parts.fleet.work]
     gateway.figures.begin(stack, worker_environment)
     gateway.dashboard.begin(stack, gateway.gauges.sample)

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
@@ -29,7 +28,6 @@ from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.admin.audit import AuditTrail
 from gateway.admin.cache import CacheAdmin, PurgeValidation
 from gateway.admin.entries import EntriesHandler
-from gateway.admin.erasure import PrivacyAdmin
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
 from gateway.admin.jobs import JobsHandler
@@ -38,16 +36,13 @@ from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
 from gateway.admin.static_files import StaticFiles
 from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 from gateway.cache.embedding_spaces import Space
-from gateway.cache.eraser import Disk, Eraser, LearnedQuestions, Relations
-from gateway.cache.eraser import Jobs as ErasableJobs
 from gateway.cache.erasure import RecentErasures
 from gateway.cache.export_import import ExportImport
 from gateway.cache.freshness import longest_lifetime_s
-from gateway.cache.index_checkpoints import IndexFiles, remove_former_checkpoint
+from gateway.cache.index_checkpoints import remove_former_checkpoint
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
 from gateway.cache.redaction import Redaction
-from gateway.cache.stored_parts import MESSAGES, StoredParts, UnreachedPart
 from gateway.cache.stores import Stores
 from gateway.config import AuthConfig, Config, OpenAIBackendConfig
 from gateway.config.api_keys import digest_of, is_well_formed
@@ -58,9 +53,7 @@ from gateway.config.schema import JobsConfig
 from gateway.context import Handler
 from gateway.dialects.known import DIALECTS
 from gateway.errors import StartupError, Unauthorized
-from gateway.files import unowned_dirs
 from gateway.jobs.batch_endpoint import BatchEndpoint
-from gateway.jobs.batch_erasure import BatchLines
 from gateway.jobs.batch_runner import BatchDriver
 from gateway.jobs.credential_encryption import Sealer
 from gateway.jobs.endpoint import CredentialPolicy, JobEndpoint, bounds_of
@@ -288,55 +281,6 @@ def cache_admin_of(
     )
     tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
     return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
-
-
-def stored_parts_of(
-    config: Config, parts: Parts, stores: Stores, relations: Relations, learned: LearnedQuestions
-) -> StoredParts:
-    """Return the registry of all parts that store something of requests, besides the entries.
-
-    The lines of batches come before the jobs: no line becomes a job after these. The files of the store come last.
-    """
-    assert parts.subjects is not None
-    spaces, unowned = parts.spaces, partial(unowned_dirs, config.data_dir, config.server.workers)
-    return StoredParts(
-        parts.recorder,
-        parts.label_archive,
-        BatchLines(stores.batches, parts.subjects.of_request),
-        ErasableJobs(stores.jobs),
-        relations,
-        learned,
-        IndexFiles(config.data_dir, lambda: [s.checkpoints for s in spaces.all if s.checkpoints is not None], unowned),
-        UnreachedPart(MESSAGES, exists=stores.shared is not None),
-        Disk(stores.file),
-    )
-
-
-def eraser_of(config: Config, parts: Parts, stores: Stores, removal: Purge) -> Eraser | None:
-    """Build the eraser. Return None if there is no secret: nothing names those who caused it then."""
-    if parts.subjects is None:
-        return None
-    memory = parts.memory
-    relations = Relations(stores.redis, memory.counterexamples, memory.links)
-    learned = LearnedQuestions(parts.spaces)
-    eraser = Eraser(
-        digests=parts.subjects,
-        removal=removal,
-        parts=stored_parts_of(config, parts, stores, relations, learned),
-        relations=relations,
-        learned=learned,
-        served=memory.served,
-        recent=parts.erased,
-        clock=parts.clock,
-        publish=parts.fleet.publisher("erase"),
-    )
-    parts.fleet.on("erase", eraser.apply_event)
-    return eraser
-
-
-def privacy_admin_of(parts: Parts, eraser: Eraser | None) -> PrivacyAdmin:
-    """Build the admin route of erasures."""
-    return PrivacyAdmin(eraser, parts.erasure_secret, parts.clock)
 
 
 def recovery_of(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gateway.cache.explanation import ExplainedPair
 from gateway.cache.flight import SharedCall
-from gateway.cache.stored_parts import Part
+from gateway.cache.stored_parts import Part, StoredPart
 from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
@@ -84,6 +84,10 @@ class Runtime:
     def ports(self, route: Route) -> RoutePorts:
         """Return the decisions that the feature makes inside steps of the core."""
         return NO_PORTS
+
+    def stored_parts(self) -> Sequence[StoredPart]:
+        """Return an object for each part in `Feature.stores`. An erasure goes through them."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +211,25 @@ class Features:
             }
         return RoutePorts(**filled)
 
+    def stored_parts(self) -> list[StoredPart]:
+        """Return what features store, those included that no route uses any more: it may still be there."""
+        storing = [feature for feature in all_features() if not isinstance(feature.stores, Unsupported)]
+        return [part for feature in storing for part in stored_parts_of(feature, self._runtime(feature))]
+
     def _runtime(self, feature: Feature) -> Runtime:
         runtime = self._open.get(feature.key)
         if runtime is None:
             runtime = self._open[feature.key] = feature.open(self._core)
         return runtime
+
+
+def stored_parts_of(feature: Feature, runtime: Runtime) -> Sequence[StoredPart]:
+    """Return the objects of the parts that a feature declares. Raise `ValueError` if it forgets one."""
+    parts = runtime.stored_parts()
+    declared = () if isinstance(feature.stores, Unsupported) else feature.stores
+    if [each.part for each in parts] != [*declared]:
+        raise ValueError(f"expected one object for each stored part of {feature.key}")
+    return parts
 
 
 def _read(readers: Sequence[Reader], request: RequestContext, call: Call) -> Call:

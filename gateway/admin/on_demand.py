@@ -17,6 +17,7 @@ from gateway.extensions import Extensions
 from gateway.feature import Features
 from gateway.pipeline import Deployment
 from gateway.ports import Clock
+from gateway.steps.erasures import Erasures
 from gateway.steps.parts import Parts
 
 # By method and path: a class that takes an `AdminCore`, and whose objects are `OperationOnDemand`s.
@@ -25,6 +26,7 @@ OPERATIONS = Extensions(
     {
         "POST /admin/explain": "gateway.admin.explanation:ExplainRequests",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainHandler",
+        "POST /admin/cache/erase": "gateway.features.erasure.admin:EraseAdmin",
         "POST /admin/cache/rekey": "gateway.features.encryption.admin:RekeyAdmin",
         "POST /admin/simulate": "gateway.features.simulation.admin:SimulationAdmin",
     },
@@ -38,6 +40,7 @@ class AdminCore:
     config: Config
     clock: Clock
     stores: Stores
+    erasures: Erasures | None  # None: there is no secret, so nothing names those who caused it
     deployment: Deployment
     features: Features
     policies: PolicyManager

@@ -1,8 +1,9 @@
 """The parts that store something of requests, and how the commands reach each of them.
 
-A part is declared here, with its keys in the store and its files in the data folder. An object of the composition root
-implements it (`StoredPart`). A command reports the parts that it does not reach. A test asks a busy gateway for all its
-keys and files. Each belongs to a part, or to `UNRELATED` with the reason why it has nothing of a request.
+A part is declared here, or by the feature that stores it (`Feature.stores`). The declaration has its keys in the store
+and its files in the data folder. An object implements it (`StoredPart`). A command reports the parts that it does not
+reach. A test asks a busy gateway for all its keys and files. Each belongs to a part, or to `UNRELATED` with the reason
+why it has nothing of a request.
 """
 
 from __future__ import annotations
@@ -245,9 +246,9 @@ class StoredParts:
     """The parts of one gateway, in the order of an erasure. The entries come before all of them, by a removal."""
 
     def __init__(self, *parts: StoredPart) -> None:
-        """Raise `ValueError` if a part is missing, or comes twice."""
+        """Raise `ValueError` if a part of the core is missing, or any comes twice."""
         names = [each.part.name for each in parts]
-        if sorted(names) != sorted(part.name for part in PARTS if part is not ENTRIES):
+        if len(set(names)) < len(names) or not {part.name for part in PARTS if part is not ENTRIES} <= set(names):
             raise ValueError(f"expected one object for each stored part, got {', '.join(names)}")
         self._parts = parts
 

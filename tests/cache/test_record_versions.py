@@ -15,7 +15,7 @@ from gateway.adapters.redis.records import NAMELESS, encode
 from gateway.cache.bans import Ban, BanConditions
 from gateway.cache.bans import encode as encode_ban
 from gateway.messages import Entry
-from tests.cache.test_erasure import ALICE, SECRET, erase, purge
+from tests.features.erasure.test_erasure import ALICE, SECRET, erase, purge
 from tests.fixtures.entries import entry_of, hexed
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer

@@ -24,7 +24,7 @@ from gateway.cache.stored_parts import (
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.files import unowned_dirs
 from gateway.private_files import OWN
-from tests.cache.test_erasure import EVERYTHING_KEPT, SECRET, bytes_below, erase, purge
+from tests.features.erasure.test_erasure import EVERYTHING_KEPT, SECRET, bytes_below, erase, purge
 from tests.fixtures.entries import entry_of, judged_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+from gateway.cache.stored_parts import TRAFFIC, StoredPart, UnreachedPart
 from gateway.config.policy.features import FEATURES
 from gateway.context import FeatureState
-from gateway.feature import Feature, Unsupported, all_features
+from gateway.feature import Feature, Runtime, Unsupported, all_features, stored_parts_of
+from gateway.features.mcp.feature import Mcp
 from gateway.pipeline import PER_ROUTE, Place
 from tests.contracts.test_backend import request_of
 
@@ -57,6 +59,25 @@ def test_a_feature_has_the_key_under_which_it_is_found(feature: Feature) -> None
 def test_a_feature_that_does_not_answer_says_why(feature: Feature) -> None:
     for answer in (feature.stores, feature.simulate()):
         assert not isinstance(answer, Unsupported) or len(answer.reason.split()) > 3
+
+
+class Storing(Runtime):
+    """The shared parts of a feature that stores something."""
+
+    def stored_parts(self) -> list[StoredPart]:
+        return [UnreachedPart(TRAFFIC, exists=True)]
+
+
+class Forgetful(Mcp):
+    """A feature that declares what it stores."""
+
+    stores = (TRAFFIC,)
+
+
+def test_a_feature_that_forgets_an_object_for_what_it_stores_is_refused() -> None:
+    assert [each.part for each in stored_parts_of(Forgetful(), Storing())] == [TRAFFIC]
+    with pytest.raises(ValueError, match=r"one object for each stored part of cache\.mcp"):
+        stored_parts_of(Forgetful(), Runtime())
 
 
 def test_every_step_of_a_feature_has_a_place_in_the_pipeline() -> None:

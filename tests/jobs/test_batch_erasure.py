@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cache.test_erasure import bytes_below, erase
+from tests.features.erasure.test_erasure import bytes_below, erase
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

@@ -1,1 +1,1 @@
-"""Erasure of what one user, key or tenant asked or caused: the command."""
+"""Erasure of what one user, key or tenant asked or caused."""

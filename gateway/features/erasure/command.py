@@ -10,12 +10,12 @@ from typing import Any
 import orjson
 
 from gateway.cache.erasure_key import ERASURE_KEY, erasure_secret
-from gateway.cache.erasure_report import ReportInvalid, public_key, verify
 from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, call_gateway
 from gateway.cli.output import print_result, printable
 from gateway.cli.parser import Command
 from gateway.cli.progress import spinner
 from gateway.config.load import load_config
+from gateway.features.erasure.report import ReportInvalid, public_key, verify
 from gateway.subjects import SubjectDigests, parse_subject, subject_key
 
 PLACES = {

@@ -17,12 +17,12 @@ from gateway.adapters.redis.append_only_file import OUTSIDE
 from gateway.cache.bans import MAX_BANS, Ban, BanConditions, decode, encode, limit_bans
 from gateway.cache.decoys import Decoys
 from gateway.cache.erasure import GRACE_S, ErasureTarget, ErasureTraces, RecentErasures
-from gateway.cache.erasure_report import ReportInvalid, public_key, sign, verify
 from gateway.cache.feedback import Counterexamples, relation_of
 from gateway.cache.label_archive import read_labels
 from gateway.cache.links import Links, link_of
 from gateway.cache.threshold.route_control import Evidence, LabelledLookup
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.features.erasure.report import ReportInvalid, public_key, sign, verify
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.subjects import Subject, SubjectDigests, body_user, parse_subject, subject_key
 from tests.fixtures.clock import FakeClock

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,17 +19,21 @@ from gateway.cache.bans import Ban
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.erasure import ErasureTarget, ErasureTraces, RecentErasures
 from gateway.cache.feedback import Counterexamples, ServedHits, is_related
+from gateway.cache.index_checkpoints import IndexFiles
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge, PurgeRequest
-from gateway.cache.stored_parts import DISK, JOBS, LEARNED, RELATIONS, StoredParts
+from gateway.cache.stored_parts import DISK, JOBS, LEARNED, MESSAGES, RELATIONS, StoredParts, UnreachedPart
 from gateway.errors import GatewayError, StoreUnavailable
+from gateway.feature import all_features
+from gateway.files import unowned_dirs
+from gateway.jobs.batch_erasure import BatchLines
 from gateway.messages import Vector
 from gateway.ports import Clock, RelationStore
+from gateway.steps.erasures import ErasureCore
 from gateway.subjects import Subject, SubjectDigests
 
 LOG = logging.getLogger("nearhit.removal")
 NAMES_PER_MESSAGE = 500  # to the other gateways
-RETRY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -149,40 +154,22 @@ class LearnedQuestions:
         return dropped
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Eraser:
-    """`Eraser` erases subjects. `parts` are all parts that store something, besides the entries.
+    """`Eraser` erases subjects."""
 
-    `publish` tells the other gateways which entries, questions and vectors are gone.
-    """
-
-    def __init__(
-        self,
-        *,
-        digests: SubjectDigests,
-        removal: Purge,
-        parts: StoredParts,
-        relations: Relations,
-        learned: LearnedQuestions,
-        served: ServedHits,
-        recent: RecentErasures,
-        clock: Clock,
-        publish: Callable[..., None],
-    ) -> None:
-        self._digests = digests
-        self._removal = removal
-        self._parts = parts
-        self._relations = relations
-        self._learned = learned
-        self._served = served
-        self._recent = recent
-        self._clock = clock
-        self._publish = publish
-        self._followed: list[Ban] = []
-        self._is_due = asyncio.Event()
-        removal.on_erasures = self._follow_later
+    digests: SubjectDigests
+    removal: Purge
+    parts: StoredParts  # all that store something, besides the entries
+    relations: Relations
+    learned: LearnedQuestions
+    served: ServedHits
+    recent: RecentErasures
+    clock: Clock
+    publish: Callable[..., None]  # tells the other gateways which entries, questions and vectors are gone
 
     def digest(self, subject: Subject) -> str:
-        return self._digests.of(subject.kind, subject.name)
+        return self.digests.of(subject.kind, subject.name)
 
     async def erase(self, subject: Subject, tenant: str | None, *, dry_run: bool) -> ErasureProgress:
         """Erase a subject, of one tenant if `tenant` is given.
@@ -195,15 +182,15 @@ class Eraser:
         request = PurgeRequest(
             subjects=subjects, tenant=subject.name if subject.kind == "tenant" else tenant, erasure=True
         )
-        outcome = await self._removal.purge(request, dry_run=dry_run, on_match=traces.add_entry)
+        outcome = await self.removal.purge(request, dry_run=dry_run, on_match=traces.add_entry)
         erased.counts["entries"] = outcome.matched if dry_run else outcome.removed
         erased.durable = outcome.durable
         erased.notes += outcome.notes
-        target = ErasureTarget(frozenset(subjects), request.tenant, self._clock.wall())
+        target = ErasureTarget(frozenset(subjects), request.tenant, self.clock.wall())
         if not dry_run:
             self._forget_in_memory(target)
         try:
-            for each in self._parts:
+            for each in self.parts:
                 count = await each.erase(target, traces, dry_run=dry_run)
                 if each.part.counted:
                     erased.counts[each.part.name] = count
@@ -219,53 +206,39 @@ class Eraser:
 
     def _forget_in_memory(self, target: ErasureTarget) -> None:
         """Forget the subject in memory: nothing of it is learnt from now on."""
-        self._recent.add(target)
-        self._served.forget(self._recent.covers)
-        self._digests.forget()
+        self.recent.add(target)
+        self.served.forget(self.recent.covers)
+        self.digests.forget()
 
     def _announce(self, traces: ErasureTraces) -> None:
         """Tell the other gateways what is gone."""
         names, questions = sorted(traces.fingerprints), sorted(traces.questions)
         for at in range(0, max(len(names), len(questions)), NAMES_PER_MESSAGE):
             end = at + NAMES_PER_MESSAGE
-            self._publish(names[at:end], questions[at:end], b"", 0)
+            self.publish(names[at:end], questions[at:end], b"", 0)
         for vectors in traces.matrices():
-            self._publish([], [], vectors.astype("<f2").tobytes(), vectors.shape[1])
+            self.publish([], [], vectors.astype("<f2").tobytes(), vectors.shape[1])
 
     # Erasures by other gateways
 
     def apply_event(self, names: Sequence[str], questions: Sequence[str], vectors: bytes, dimension: int) -> None:
         """Forget what another gateway has erased. Raise `ValueError` or `TypeError` where it cannot be read."""
         if names or questions:
-            self._relations.forget(set(names), set(questions))
+            self.relations.forget(set(names), set(questions))
         if dimension:
             matrix = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
-            for space in self._learned.spaces.all:
+            for space in self.learned.spaces.all:
                 space.decoys.forget_questions(matrix)
                 for _, control in space.controls.all():
                     control.forget(matrix)
 
-    def _follow_later(self, bans: Sequence[Ban]) -> None:
-        self._followed += bans
-        self._is_due.set()
-
-    async def follow(self) -> None:
-        """Erase the files and the memory of this process after erasures of other gateways, until cancelled."""
-        while True:
-            await self._is_due.wait()
-            self._is_due.clear()
-            bans, self._followed = self._followed, []
-            failed = [ban for ban in bans if not await self._follow(ban)]
-            if failed:
-                self._follow_later(failed)
-                await asyncio.sleep(RETRY_S)
-
-    async def _follow(self, ban: Ban) -> bool:
-        """Return whether all of this process is erased."""
+    async def follow(self, ban: Ban) -> bool:
+        """Erase the files and the memory of this process after an erasure of another gateway. Return whether all is
+        erased."""
         target, traces = ErasureTarget.of(ban.conditions, ban.at), ErasureTraces()
         self._forget_in_memory(target)
         try:
-            own = [each for each in self._parts if each.part.own]
+            own = [each for each in self.parts if each.part.own]
             counts = {each.part.name: await each.erase(target, traces, dry_run=False) for each in own}
         except (StoreUnavailable, OSError) as error:
             LOG.warning("an erasure of another gateway failed here", extra={"fields": {"error": str(error)}})
@@ -273,3 +246,51 @@ class Eraser:
         self._announce(traces)
         LOG.info("an erasure of another gateway was followed", extra={"fields": {"id": ban.id, **counts}})
         return True
+
+
+def load_features() -> None:
+    """Import all features, which may have stored something. It takes a moment, so it is done in a thread."""
+    for _ in all_features():
+        pass
+
+
+def eraser_of(core: ErasureCore) -> Eraser:
+    """Build the eraser of a gateway that has a secret for erasures."""
+    parts, stores = core.parts(), core.stores
+    assert parts.subjects is not None  # else nothing names those who caused it
+    relations = Relations(stores.redis, parts.memory.counterexamples, parts.memory.links)
+    learned = LearnedQuestions(parts.spaces)
+    return Eraser(
+        digests=parts.subjects,
+        removal=core.removal,
+        parts=_stored_parts(core, relations, learned, parts.subjects),
+        relations=relations,
+        learned=learned,
+        served=parts.memory.served,
+        recent=parts.erased,
+        clock=parts.clock,
+        publish=parts.fleet.publisher("erase"),
+    )
+
+
+def _stored_parts(
+    core: ErasureCore, relations: Relations, learned: LearnedQuestions, subjects: SubjectDigests
+) -> StoredParts:
+    """Return the registry of all parts that store something of requests, besides the entries.
+
+    The lines of batches come before the jobs: no line becomes a job after these. The files of the store come last.
+    """
+    config, stores, parts = core.config, core.stores, core.parts()
+    spaces, unowned = parts.spaces, partial(unowned_dirs, config.data_dir, config.server.workers)
+    return StoredParts(
+        parts.recorder,
+        parts.label_archive,
+        BatchLines(stores.batches, subjects.of_request),
+        Jobs(stores.jobs),
+        relations,
+        learned,
+        IndexFiles(config.data_dir, lambda: [s.checkpoints for s in spaces.all if s.checkpoints is not None], unowned),
+        *core.feature_parts(),
+        UnreachedPart(MESSAGES, exists=stores.shared is not None),
+        Disk(stores.file),
+    )

@@ -11,14 +11,14 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from gateway.admin.audit import add_audit_fields
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section
-from gateway.cache.eraser import Eraser, ErasureIncomplete, ErasureProgress
-from gateway.cache.erasure_report import LIMITS, sign
 from gateway.cache.purge import PurgeIncomplete
 from gateway.config.validation import Section
 from gateway.errors import BadRequest, GatewayError
-from gateway.ports import Clock
+from gateway.features.erasure.eraser import Eraser, ErasureIncomplete, ErasureProgress
+from gateway.features.erasure.report import LIMITS, sign
 from gateway.subjects import Subject, parse_subject
 
 REPORT_VERSION = 1
@@ -41,7 +41,7 @@ class EraseBody(Section):
     """Count, and remove nothing."""
 
 
-class Counts(TypedDict):
+class ErasureCounts(TypedDict):
     entries: int
     traffic: int
     """Requests in the traffic log."""
@@ -69,7 +69,7 @@ class ErasureReport(TypedDict):
     dry_run: bool
     durable: bool
     """Whether the ban has reached the disk of the store."""
-    counts: Counts
+    counts: ErasureCounts
     notes: list[str]
     limits: list[str]
     """Sentences about all that no erasure reaches."""
@@ -82,40 +82,41 @@ class SignedReport(TypedDict):
     signature: str
 
 
-class PrivacyAdmin:
-    """`PrivacyAdmin` serves the erasure. `eraser` and `secret` None: there is no secret."""
+class EraseAdmin:
+    """`EraseAdmin` serves `POST /admin/cache/erase`."""
 
-    def __init__(self, eraser: Eraser | None, secret: str | None, clock: Clock) -> None:
-        self._eraser = eraser
-        self._secret = secret
-        self._clock = clock
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post("/admin/cache/erase", json_errors(self._erase, _error_fields))]
+    def __init__(self, core: AdminCore) -> None:
+        self._core = core
+        self._answer = json_errors(self._erase, _error_fields)
 
     @operation(SignedReport, body=EraseBody)
-    async def _erase(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         """Erase all that one subject asked or caused, and return a signed report. With `dry_run`, count only."""
+        return await self._answer(request)
+
+    async def _erase(self, request: web.Request) -> web.StreamResponse:
         body = parse_section(EraseBody, parse_object(await request.read(), "a subject"))
-        if self._eraser is None or self._secret is None:
+        erasures, secret = self._core.erasures, self._core.parts().erasure_secret
+        if erasures is None or secret is None:
             raise BadRequest(
                 "there is no secret for erasures, so entries name nobody: on a shared store, expected "
                 "store.erasure_key_env, the name of a variable with a secret that all gateways have"
             )
         if body.subject.kind == "tenant" and body.tenant is not None:
             raise BadRequest("tenant: expected none, the subject is a tenant itself")
-        digest = self._eraser.digest(body.subject)
-        tenant = None if body.tenant is None else self._eraser.digest(Subject("tenant", body.tenant))
+        eraser: Eraser = await erasures.open()
+        digest = eraser.digest(body.subject)
+        tenant = None if body.tenant is None else eraser.digest(Subject("tenant", body.tenant))
         add_audit_fields(request, look=body.dry_run, subject=digest)
-        erased = await self._eraser.erase(body.subject, body.tenant, dry_run=body.dry_run)
+        erased = await eraser.erase(body.subject, body.tenant, dry_run=body.dry_run)
         add_audit_fields(request, **erased.counts)
-        return json_response(sign(self._report(erased, tenant, dry_run=body.dry_run), self._secret))
+        return json_response(sign(self._report(erased, tenant, dry_run=body.dry_run), secret))
 
     def _report(self, erased: ErasureProgress, tenant: str | None, *, dry_run: bool) -> dict[str, Any]:
         return {
             "version": REPORT_VERSION,
             "id": uuid.uuid4().hex,
-            "time": datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="seconds"),
+            "time": datetime.fromtimestamp(self._core.clock.wall(), UTC).isoformat(timespec="seconds"),
             "gateway": importlib.metadata.version("nearhit"),
             "subject": erased.subject,
             "tenant": tenant,
