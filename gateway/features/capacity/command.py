@@ -80,5 +80,5 @@ def run(arguments: argparse.Namespace) -> int:
         fleet = plan_fleet(build(Demand, arguments, own_models=arguments.models == "own"), costs)
     except DemandImpossible as error:
         raise WrongUsage(str(error)) from None
-    said = as_json(fleet, costs, prices, currency)
-    return print_result(arguments, said, as_text(fleet, costs, prices, currency))
+    document = as_json(fleet, costs, prices, currency)
+    return print_result(arguments, document, as_text(fleet, costs, prices, currency))

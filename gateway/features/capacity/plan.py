@@ -227,7 +227,7 @@ def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
     threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_replication)
     count = round_up(max(loops, threads)) + d.spare
     following = count * (work.loop_replication + work.threads_replication)
-    held = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
+    index_bytes = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
     left = f"({d.utilisation:g} - {work.loop_replication:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
     return PlanPart(
         "gateways",
@@ -236,7 +236,7 @@ def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
         f"x {work.threads.mean_s / US:,.0f} us of threads = {threads:,.1f}; the larger, + {d.spare} spare",
         cores=servers(d.peak * (work.loop.mean_s + work.threads.mean_s) + following, d.utilisation)
         * _with_spares(count, d),
-        memory_gb=count * (c.gateway_mb * MB + held) / GB,
+        memory_gb=count * (c.gateway_mb * MB + index_bytes) / GB,
         used=(
             *("exact_loop_us", "semantic_loop_us", "semantic_threads_us", "miss_loop_us", "miss_threads_us"),
             *(("event_loop_us",) if d.stream_share * d.stream_events else ()),
@@ -256,8 +256,8 @@ def _store(d: Demand, c: Costs, follows: int) -> PlanPart:
     followed = d.peak * d.inserts * follows * c.change_store_us * US
     by_work = servers(d.peak * each * US + followed, d.utilisation)
     size = c.entry_store_bytes + answer_bytes(d, c)
-    held = d.entries * size
-    by_memory = held / (c.shard_gb * GB * c.shard_fill)
+    stored_bytes = d.entries * size
+    by_memory = stored_bytes / (c.shard_gb * GB * c.shard_fill)
     shards = round_up(max(by_work, by_memory))
     following = f" + {followed:,.1f} for {follows} followers" if follows else ""
     nodes = shards * (1 + d.store_replicas)
@@ -268,7 +268,7 @@ def _store(d: Demand, c: Costs, follows: int) -> PlanPart:
         f"{d.entries:g} x {size:,.0f} B / ({c.shard_gb:g} GB x {c.shard_fill:g}) = {by_memory:,.1f} by memory; "
         f"the larger, each with {d.store_replicas} replica(s)",
         cores=float(nodes),
-        memory_gb=held * (1 + d.store_replicas) / c.shard_fill / GB,
+        memory_gb=stored_bytes * (1 + d.store_replicas) / c.shard_fill / GB,
         used=(
             *("exact_store_us", "semantic_store_us", "miss_store_us", "entry_store_bytes", "shard_gb", "shard_fill"),
             *(("event_store_bytes",) if d.stream_share * d.stream_events else ()),
@@ -301,13 +301,13 @@ def _milvus(d: Demand, c: Costs) -> PlanPart:
 
 
 def _gpus(d: Demand, c: Costs) -> Iterator[PlanPart]:
-    asked = (
+    loads = (
         [("embedding GPUs", "embeddings_per_gpu", d.embeddings, c.embeddings_per_gpu)] if d.embedder == "triton" else []
     )
     if d.own_models:
-        asked.append(("light model GPUs", "light_per_gpu", d.miss * (1 - d.large_share), c.light_per_gpu))
-        asked.append(("large model GPUs", "large_per_gpu", d.miss * d.large_share, c.large_per_gpu))
-    for name, cost, share, each in asked:
+        loads.append(("light model GPUs", "light_per_gpu", d.miss * (1 - d.large_share), c.light_per_gpu))
+        loads.append(("large model GPUs", "large_per_gpu", d.miss * d.large_share, c.large_per_gpu))
+    for name, cost, share, each in loads:
         if share > 0:
             count = servers(d.peak * share / each, d.utilisation)
             formula = f"{d.peak * share:,.0f}/s / ({each:g}/s x {d.utilisation:g}) = {count:,.1f}, + {d.spare} spare"

@@ -116,9 +116,9 @@ def _format_lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str)
 def _assumptions(fleet: FleetPlan, costs: Costs, prices: Prices) -> Iterator[str]:
     used = dict.fromkeys(name for part in fleet.parts for name in part.used if name in costs.assumed)
     if used:
-        told = ", ".join(f"{name} {getattr(costs, name):g}" for name in used)
+        values = ", ".join(f"{name} {getattr(costs, name):g}" for name in used)
         yield ""
-        yield from wrap(f"* uses assumed costs: {told}. --costs FILE replaces them.", WIDTH)
+        yield from wrap(f"* uses assumed costs: {values}. --costs FILE replaces them.", WIDTH)
     if prices.assumed:
         yield "Prices are assumptions, not offers. --prices FILE replaces them."
 

@@ -88,8 +88,8 @@ async def _models(_: web.Request) -> web.Response:
 
 async def _not_found(request: web.Request) -> web.Response:
     path = request.path[:MAX_ECHO_CHARS]
-    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {path}"
-    return web.json_response({"error": _error(said, code="not_found")}, status=404)
+    message = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {path}"
+    return web.json_response({"error": _error(message, code="not_found")}, status=404)
 
 
 def _error(message: str, code: str | None = None) -> dict[str, str | None]:
@@ -134,8 +134,8 @@ def question_of(body: Any) -> str:
 
 def _usage(messages: Sequence[Any], text: str) -> dict[str, int]:
     """Return the usage, with one token for each word."""
-    asked, answered = len(orjson.dumps(messages).split()), len(text.split())
-    return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+    prompt_tokens, answered = len(orjson.dumps(messages).split()), len(text.split())
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": answered, "total_tokens": prompt_tokens + answered}
 
 
 async def _stream(

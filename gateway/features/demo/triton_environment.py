@@ -161,8 +161,8 @@ def _run(command: list[str]) -> None:
     except (subprocess.TimeoutExpired, OSError) as error:
         raise TritonUnavailable(f"the Triton server could not be installed: {error}") from error
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        cause = next((line for line in said if line.startswith("ERROR")), said[-1] if said else "no message")
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        cause = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
         raise TritonUnavailable(f"the Triton server could not be installed: {cause.strip()}")
 
 

@@ -118,9 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandFailed(
                 f"{fault}: `nearhit distill --prepare --build-env {arguments.build_env}` creates it"
             ) from None
-    said = {"entry": str(made.entry), "large": None if made.large is None else str(made.large)}
+    document = {"entry": str(made.entry), "large": None if made.large is None else str(made.large)}
     return print_result(
-        arguments, said | {"report": made.report, "policy": made.policy}, f"{made.text}\nthe model is in {made.entry}"
+        arguments,
+        document | {"report": made.report, "policy": made.policy},
+        f"{made.text}\nthe model is in {made.entry}",
     )
 
 

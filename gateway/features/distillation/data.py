@@ -112,18 +112,18 @@ def split_data(
     Raises `DataInvalid`.
     """
     if held_out is None:
-        learnt, held = split(data.rows, hold_out, seed)
+        learnt, held_rows = split(data.rows, hold_out, seed)
     else:
-        learnt, held = list(data.rows), list(read_data(held_out).rows)
+        learnt, held_rows = list(data.rows), list(read_data(held_out).rows)
     of = held_out or path
     known = {row.label for row in learnt}
-    if strange := sorted({row.label for row in held} - known):
+    if strange := sorted({row.label for row in held_rows} - known):
         if held_out is not None:
             raise DataInvalid(f"{of}: the label {strange[0]!r} is in no row of {path}")
-        held = [row for row in held if row.label in known]  # labels whose rows are all held out by chance
-    if len(held) < 2 or len(known) < 2:
-        raise DataInvalid(f"{of}: {len(held)} rows are held out of {len(data.rows)}, expected more rows")
-    return learnt, held
+        held_rows = [row for row in held_rows if row.label in known]  # labels whose rows are all held out by chance
+    if len(held_rows) < 2 or len(known) < 2:
+        raise DataInvalid(f"{of}: {len(held_rows)} rows are held out of {len(data.rows)}, expected more rows")
+    return learnt, held_rows
 
 
 def split(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
@@ -170,8 +170,8 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
 
 def _from_turns(turns: list[Any]) -> Mapping[str, Any]:
     """Return the last user turn and the last assistant turn, as `nearhit cache export --format chat` writes them."""
-    said = {turn.get("role"): turn.get("content") for turn in turns if isinstance(turn, dict)}
-    return {"text": said.get("user"), "label": said.get("assistant")}
+    contents = {turn.get("role"): turn.get("content") for turn in turns if isinstance(turn, dict)}
+    return {"text": contents.get("user"), "label": contents.get("assistant")}
 
 
 def _first(value: Mapping[str, Any], keys: Sequence[str]) -> Any:

@@ -48,10 +48,10 @@ def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], target
         return 0.0
     order = np.argsort(-confidence, kind="stable")
     shares = np.cumsum(agrees[order]) / np.arange(1, len(order) + 1)
-    kept = np.flatnonzero(shares >= target)
-    if not len(kept):
+    within = np.flatnonzero(shares >= target)
+    if not len(within):
         return math.nextafter(1.0, 0.0)
-    last = int(kept[-1])  # the threshold lies below this answer, so that it is included
+    last = int(within[-1])  # the threshold lies below this answer, so that it is included
     following = float(confidence[order[last + 1]]) if last + 1 < len(order) else 0.0
     return min((float(confidence[order[last]]) + following) / 2, math.nextafter(float(confidence[order[last]]), 0.0))
 

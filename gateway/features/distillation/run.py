@@ -39,7 +39,7 @@ def distil(options: DistillOptions, progress: Progress) -> DistilledModel:
     output = options.output
     data = read_data(output.data)
     check_classes(data, output.data)
-    learnt, held = split_data(data, output.data, output.held_out, output.hold_out, options.training.seed)
+    learnt, held_rows = split_data(data, output.data, output.held_out, output.hold_out, options.training.seed)
     python = build_environment(output.build_env.absolute(), progress, make=False)
     load_manifest(output.models / MODEL)
     tokenizer = output.models / MODEL / TOKENIZER_FILE
@@ -54,8 +54,8 @@ def distil(options: DistillOptions, progress: Progress) -> DistilledModel:
             Path(__file__).parent, output.work, python, job, _encode_rows(learnt, labels), how,
             failure="the student could not be trained", resumes=True,
         )  # fmt: skip
-        progress(f"comparing with the teacher on {len(held)} held-out rows")
-        return _publish(options, Path(scratch), trained, learnt, held, labels, tokenizer, data.skipped)
+        progress(f"comparing with the teacher on {len(held_rows)} held-out rows")
+        return _publish(options, Path(scratch), trained, learnt, held_rows, labels, tokenizer, data.skipped)
 
 
 def _job(options: DistillOptions, labels: tuple[str, ...], tokenizer: Path, vectors: Path) -> dict[str, object]:
@@ -84,7 +84,7 @@ def _publish(
     scratch: Path,
     trained: dict[str, object],
     learnt: Sequence[TrainingRow],
-    held: Sequence[TrainingRow],
+    held_rows: Sequence[TrainingRow],
     labels: tuple[str, ...],
     tokenizer: Path,
     skipped: int,
@@ -96,16 +96,16 @@ def _publish(
         folder.mkdir()
         assemble(folder, output.work / f"{name}.onnx", tokenizer)
         write_about(folder, labels, MAX_TOKENS, 0.0)
-    accept_above, figures = _evaluate(options, built, held, labels)
+    accept_above, figures = _evaluate(options, built, held_rows, labels)
     write_about(built["student"], labels, MAX_TOKENS, accept_above, graph)
-    texts = [row.text for row in held]
+    texts = [row.text for row in held_rows]
     report = {
         "name": output.name,
         "version": next_version(output.repository, output.name),
         "labels": len(labels),
         "rows": len(learnt),
         "skipped": skipped,
-        "held_out": len(held),
+        "held_out": len(held_rows),
         "accept_above": round(accept_above, 4),
         "taught_by": _teacher_text(options, learnt),
         "training": asdict(options.training),
@@ -136,30 +136,30 @@ def _publish(
 
 
 def _evaluate(
-    options: DistillOptions, built: dict[str, Path], held: Sequence[TrainingRow], labels: tuple[str, ...]
+    options: DistillOptions, built: dict[str, Path], held_rows: Sequence[TrainingRow], labels: tuple[str, ...]
 ) -> tuple[float, Comparison]:
     """Return the threshold, from half of the rows held out, and the figures, from the other half.
 
     Both use the classifier that is served, not the model in training.
     """
     number = {label: at for at, label in enumerate(labels)}
-    halves = np.array([hash_fraction(row.text, options.training.seed + 1) < 0.5 for row in held])
+    halves = np.array([hash_fraction(row.text, options.training.seed + 1) < 0.5 for row in held_rows])
     if halves.all() or not halves.any():
-        halves = np.arange(len(held)) % 2 == 0
-    texts = [row.text for row in held]
+        halves = np.arange(len(held_rows)) % 2 == 0
+    texts = [row.text for row in held_rows]
     odds = Classifier(built["student"]).probabilities(texts)
-    confidence, said = odds.max(1), odds.argmax(1)
-    given = np.array([number[row.label] for row in held])
+    confidence, answers = odds.max(1), odds.argmax(1)
+    given = np.array([number[row.label] for row in held_rows])
     if options.large:
         taught = Classifier(built["teacher"]).probabilities(texts).argmax(1)
     else:
         taught = np.array([number.get(max(row.odds, key=row.odds.__getitem__), -1) if row.odds else number[row.label]
-                           for row in held])  # fmt: skip
+                           for row in held_rows])  # fmt: skip
     accept_above = (
-        threshold(confidence[halves], (said == taught)[halves], options.agreement) if options.agreement else 0.0
+        threshold(confidence[halves], (answers == taught)[halves], options.agreement) if options.agreement else 0.0
     )
     rest = ~halves
-    return accept_above, compare(confidence[rest], said[rest], taught[rest], given[rest], accept_above)
+    return accept_above, compare(confidence[rest], answers[rest], taught[rest], given[rest], accept_above)
 
 
 def _teacher_text(options: DistillOptions, learnt: Sequence[TrainingRow]) -> str:
@@ -170,7 +170,7 @@ def _teacher_text(options: DistillOptions, learnt: Sequence[TrainingRow]) -> str
         )
     if options.large:
         return f"The teacher is all-MiniLM with a linear head; only the head was trained, {options.precision}."
-    told = sum(row.odds is not None for row in learnt)
-    if told:
-        return f"The teacher's probabilities came with {told} of the rows."
+    with_odds = sum(row.odds is not None for row in learnt)
+    if with_odds:
+        return f"The teacher's probabilities came with {with_odds} of the rows."
     return "The labels are the teacher's answers, without probabilities, so agreement and accuracy are the same."

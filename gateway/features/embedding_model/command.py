@@ -69,8 +69,8 @@ def run_build(arguments: argparse.Namespace) -> int:
         )
     name = manifest["model"]
     facts = {key: manifest[key] for key in ("dimension", "reads", "shared_part", "cosine_agreement")}
-    said = f"the model is in {models / name}: use it with `embedder: {{adapter: onnx, model: {name}}}`"
-    return print_result(arguments, {"model": str(models / name), **facts}, said)
+    text = f"the model is in {models / name}: use it with `embedder: {{adapter: onnx, model: {name}}}`"
+    return print_result(arguments, {"model": str(models / name), **facts}, text)
 
 
 def run_triton(arguments: argparse.Namespace) -> int:
@@ -79,5 +79,5 @@ def run_triton(arguments: argparse.Namespace) -> int:
         written = write_repository(
             arguments.repository, WEIGHTS, models, cpu=arguments.cpu, progress=step, keep_env=arguments.build_env
         )
-    said = "\n".join(f"{name}: {folder}" for name, folder in written.items())
-    return print_result(arguments, {name: str(folder) for name, folder in written.items()}, said)
+    text = "\n".join(f"{name}: {folder}" for name, folder in written.items())
+    return print_result(arguments, {name: str(folder) for name, folder in written.items()}, text)

@@ -197,10 +197,10 @@ def quantise(source: Path, target: Path, dimension: int) -> None:
     made: dict[str, onnx.TensorProto] = {}
     nodes = [new for node in graph.node for new in quantised(node, tensors, made)]
     read = {name for node in nodes for name in node.input}
-    kept = [each for each in graph.initializer if each.name in read]
+    used = [each for each in graph.initializer if each.name in read]
     del graph.node[:], graph.initializer[:], graph.value_info[:], graph.output[:]
     graph.node.extend(nodes)
-    graph.initializer.extend([*kept, *made.values()])
+    graph.initializer.extend([*used, *made.values()])
     graph.output.append(helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", dimension]))
     model.opset_import.append(helper.make_opsetid(FUSED, 1))
     onnx.save(model, target)
@@ -256,8 +256,8 @@ def agreement(found: NDArray[np.float32], expected: NDArray[np.float32]) -> dict
     cosines = (found * expected).sum(1)
     mean, least = float(cosines.mean()), float(cosines.min())
     if not (mean >= MIN_MEAN_COSINE and least >= MIN_COSINE):
-        said = f"mean cosine {mean:.4f}, least {least:.4f}, expected at least {MIN_MEAN_COSINE} and {MIN_COSINE}"
-        raise ValueError(f"the int8 graph deviates from the float model ({said})")
+        agreement = f"mean cosine {mean:.4f}, least {least:.4f}, expected at least {MIN_MEAN_COSINE} and {MIN_COSINE}"
+        raise ValueError(f"the int8 graph deviates from the float model ({agreement})")
     p05 = float(np.quantile(cosines, 0.05))
     return {"texts": len(cosines), "mean": round(mean, 5), "p05": round(p05, 5), "min": round(least, 5)}
 

@@ -104,14 +104,14 @@ def as_rows(graph: onnx.GraphProto) -> None:
 def remove_unused(graph: onnx.GraphProto) -> None:
     """Remove the nodes and tensors that nothing reads any more."""
     wanted = {each.name for each in graph.output}
-    kept = []
+    used = []
     for node in reversed(graph.node):
         if wanted & set(node.output):
             wanted |= set(node.input)
-            kept.append(node)
+            used.append(node)
     tensors = [each for each in graph.initializer if each.name in wanted]
     del graph.node[:], graph.initializer[:], graph.value_info[:]
-    graph.node.extend(reversed(kept))
+    graph.node.extend(reversed(used))
     graph.initializer.extend(tensors)
 
 

@@ -245,7 +245,7 @@ class Evaluation:
         if len(self.routes) > 1:
             parts.append(_table([["route", "prompts", "as expected"], *_rows(self.routes)]))
         if self.scored_by:
-            parts.append("\n".join(f"scored by {said}: {count}" for said, count in self.scored_by.items()))
+            parts.append("\n".join(f"scored by {scorer}: {count}" for scorer, count in self.scored_by.items()))
         if self.others:
             shown = [_line(each) for each in self.others[:MAX_SHOWN]]
             more = [f"... and {len(self.others) - MAX_SHOWN} more; --json lists all"] * (len(self.others) > MAX_SHOWN)

@@ -50,17 +50,17 @@ class Draft:
 
     def route_by_complexity(self, tiers: Sequence[Any]) -> dict[str, Any]:
         """Return the section `route` for tiers, lightest first. The steps between them divide [0, 1] evenly."""
-        kept = [tier for at, tier in enumerate(tiers) if at in (0, len(tiers) - 1) or tier not in _RESERVED]
-        if len(kept) < len(tiers):
+        usable = [tier for at, tier in enumerate(tiers) if at in (0, len(tiers) - 1) or tier not in _RESERVED]
+        if len(usable) < len(tiers):
             self.differences.append(
                 "a middle tier cannot be a backend named light or large, so it is left out: name that backend otherwise"
             )
-        if len(kept) == 1:
-            return {"backend": kept[0]}
-        steps = [round(step / len(kept), 2) for step in range(1, len(kept))]
-        if len(kept) == 2:
-            return {"light": kept[0], "large": kept[1], "escalate_above": steps[0]}
-        return {"tiers": kept, "escalate_above": steps}
+        if len(usable) == 1:
+            return {"backend": usable[0]}
+        steps = [round(step / len(usable), 2) for step in range(1, len(usable))]
+        if len(usable) == 2:
+            return {"light": usable[0], "large": usable[1], "escalate_above": steps[0]}
+        return {"tiers": usable, "escalate_above": steps}
 
 
 def unique_name(text: str, taken: Iterable[str]) -> str:

@@ -169,8 +169,8 @@ class BackendModel:
     def _remaining(self, row: RecordedRequest, route: Route) -> RemainingBudget:
         if row.request.patient or (row.request.budget_s is None and route.latency_budget_s is None):
             return UNBOUNDED
-        said = {} if row.request.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.request.budget_s)}
-        total = budget_of(said, route.latency_budget_s).total_s
+        headers = {} if row.request.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.request.budget_s)}
+        total = budget_of(headers, route.latency_budget_s).total_s
         return UNBOUNDED if total is None else RemainingBudget(total - self._latencies.overhead_s)
 
     def _predictions(self, row: RecordedRequest, route: Route, target: Target) -> dict[str, Prediction | None]:

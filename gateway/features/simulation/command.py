@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     present, new = check_folder(config.policies, config), _policy(arguments.policy, config)
     job = build_job(config, present, new, arguments.traffic, time.time(), _embedder(config))
     with spinner("replaying", quiet=arguments.json):
-        said = run_job(job).as_json()
-    return print_result(arguments, said, as_text(said))
+        document = run_job(job).as_json()
+    return print_result(arguments, document, as_text(document))
 
 
 def _policy(path: Path, config: Config) -> Policy:

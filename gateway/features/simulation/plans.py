@@ -51,10 +51,10 @@ class RoutePlan:
 def build_plan(route: Route, heading: SegmentHeading, prior: PriorBands) -> RoutePlan:
     rule = route.semantic
     control = RouteControl(prior, f"{heading.embedder} {heading.verifier}")
-    kept = heading.controls.get(route.name)
-    if kept is not None:
+    snapshot = heading.controls.get(route.name)
+    if snapshot is not None:
         try:
-            control.restore(kept)
+            control.restore(snapshot)
         except SnapshotInvalid:  # state of another version: start at the calibration, as the gateway does
             control.reset()
     control.learning = rule is not None and rule.learns
@@ -64,10 +64,10 @@ def build_plan(route: Route, heading: SegmentHeading, prior: PriorBands) -> Rout
 
 def build_escalation(route: Route, heading: SegmentHeading) -> TierController:
     escalation = TierController(heading.basis)
-    kept = heading.escalations.get(route.name)
-    if kept is not None:
+    snapshot = heading.escalations.get(route.name)
+    if snapshot is not None:
         try:
-            escalation.restore(kept)
+            escalation.restore(snapshot)
         except SnapshotInvalid:
             escalation.reset()
     escalation.learning = route.target.learn

@@ -71,19 +71,19 @@ class TrafficReplay:
         self._routes: dict[tuple[object, ...], RoutePlan] = {}
 
     def run(self) -> list[ReplayOutcome]:
-        labels, told = self._day.labels, 0
+        labels, next_label = self._day.labels, 0
         outcomes: list[ReplayOutcome] = []
         for at, (row, node) in enumerate(zip(self._day.requests, self._day.questions, strict=True)):
-            while told < len(labels) and labels[told].at <= row.at:
-                self._learn(told)
-                told += 1
+            while next_label < len(labels) and labels[next_label].at <= row.at:
+                self._learn(next_label)
+                next_label += 1
             plan = self._plan_of(row.request)
             plan.requests += 1
             outcomes.append(self._replay_request(at, row, node, plan))
         return outcomes
 
-    def _learn(self, told: int) -> None:
-        label = self._day.labels[told]
+    def _learn(self, number: int) -> None:
+        label = self._day.labels[number]
         plan = self.plans.get(label.route)
         if plan is not None and plan.semantic is not None and plan.semantic.learns:
             plan.control.advance(plan.requests)

@@ -81,11 +81,11 @@ def _changes(changed: Mapping[str, Any], requests: int) -> Iterator[str]:
         return
     yield f"{changed['requests']} requests ({changed['requests'] / requests:.1%}) would get another outcome, such as"
     for each in changed["examples"]:
-        asked = each["prompt"] if each["prompt"] is not None else f"question {each['question']}"
+        question = each["prompt"] if each["prompt"] is not None else f"question {each['question']}"
         at = time.strftime("%H:%M:%S", time.localtime(each["at"]))
         outcomes = f"{_outcome_text(each['present'])} -> {_outcome_text(each['new'])}"
         yield f"  {at} {each['id'][:36]} {each['route']}: {outcomes}"
-        yield f"    {' '.join(asked.split())[:110]}"
+        yield f"    {' '.join(question.split())[:110]}"
 
 
 def _outcome_text(what: Mapping[str, Any]) -> str:

@@ -118,9 +118,9 @@ class SemanticModel:
             return VERBATIM
         known = self.day.opinions.get((node, other))
         if known is None and self.ask is not None:
-            asked, stored = self.day.texts.get(node), self.day.texts.get(other)
-            if asked is not None and stored is not None:
-                known = self.ask(asked, stored, similarity)
+            question, stored = self.day.texts.get(node), self.day.texts.get(other)
+            if question is not None and stored is not None:
+                known = self.ask(question, stored, similarity)
                 if known is not None:
                     self.day.opinions[node, other] = known
         return known

@@ -149,8 +149,8 @@ def _wrong_hits(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -
             requests += 1
             if each.verdict == Verdict.SEMANTIC and each.score is not None:
                 served[each.route][band_of(each.score)] += 1
-    told = [promising[name].control.wrong_among(bands) for name, bands in served.items()]
-    mean, variance = sum(m for m, _ in told), sum(v for _, v in told)
+    wrong = [promising[name].control.wrong_among(bands) for name, bands in served.items()]
+    mean, variance = sum(m for m, _ in wrong), sum(v for _, v in wrong)
     spread, hits = Z * math.sqrt(variance), sum(map(sum, served.values()))
     return WrongHitForecast(mean, max(0.0, mean - spread), min(hits, mean + spread), requests)
 
@@ -184,7 +184,7 @@ def build_notes(
 ) -> Iterator[str]:
     """Yield the notes of a simulation. `replays` are the two finished replays."""
     routes = [*present.routes, *new.routes]
-    yield from (said for said, applies in NOT_REPLAYED if any(map(applies, routes)))
+    yield from (note for note, applies in NOT_REPLAYED if any(map(applies, routes)))
     used = dict.fromkeys(key for route in routes for key in route.rules)
     yield from (answer.reason for key in used if (answer := FEATURES.load(key).simulate()) is not None)
     yield from _policy_notes(day, present)

@@ -93,7 +93,7 @@ def figures(now: Report, before: Report | None) -> TopFigures:
     counts = {str(v): _count_since(now, before, "verdicts", str(v)) for v in Verdict}
     requests = sum(counts.values())
     unrouted = max(0.0, now["unrouted"] - (0.0 if before is None else before["unrouted"]))
-    asked = requests - counts[Verdict.BYPASS] - unrouted  # a request without a lookup does not count
+    lookups = requests - counts[Verdict.BYPASS] - unrouted  # a request without a lookup does not count
     return TopFigures(
         listen=now["listen"],
         policy=now["policy"]["hash"],
@@ -103,7 +103,7 @@ def figures(now: Report, before: Report | None) -> TopFigures:
         seconds=seconds,
         since_start=before is None,
         requests_per_s=requests / seconds,
-        hit_rate=sum(counts[v] for v in HITS) / asked if asked else None,
+        hit_rate=sum(counts[v] for v in HITS) / lookups if lookups else None,
         shed=now["shed"] - (0.0 if before is None else before["shed"]),
         stalls={cause: count - _stalls(before).get(cause, 0.0) for cause, count in _stalls(now).items()},
         tokens_saved=now["tokens_saved"],
@@ -141,8 +141,8 @@ def _of_verdict(
 
 def _of_backend(one: Mapping[str, Any]) -> BackendFigures:
     upstreams = one["upstreams"]
-    asked = sum(upstream["state"] == "closed" for upstream in upstreams)
-    return BackendFigures(one["inflight"], one["limit"], one["queued"], one["breaker"], asked, len(upstreams))
+    in_use = sum(upstream["state"] == "closed" for upstream in upstreams)
+    return BackendFigures(one["inflight"], one["limit"], one["queued"], one["breaker"], in_use, len(upstreams))
 
 
 def _routes(now: Report) -> dict[str, RouteFigures]:

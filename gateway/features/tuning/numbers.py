@@ -78,13 +78,13 @@ def fit(
     """
     use = inputs.servable
     labels, rows = same[use].astype(np.float64), inputs.only(use).rows()
-    taught, said = rows, labels
+    samples, targets = rows, labels
     if anchors is not None:
-        kept, right = anchors
-        taught = [*rows, *kept.only(kept.servable).rows()]
-        said = np.concatenate([labels, right[kept.servable].astype(np.float64)])
-    first = _refit(shipped.first, [row[:2] for row in taught], said)
-    second = _refit(shipped.second, taught, said)
+        anchor_inputs, anchor_labels = anchors
+        samples = [*rows, *anchor_inputs.only(anchor_inputs.servable).rows()]
+        targets = np.concatenate([labels, anchor_labels[anchor_inputs.servable].astype(np.float64)])
+    first = _refit(shipped.first, [row[:2] for row in samples], targets)
+    second = _refit(shipped.second, samples, targets)
     # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
     high, low = (columns_of(SecondCombination, [(1.0, 0.0, logit, 1.0)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
     second = SecondCombination(

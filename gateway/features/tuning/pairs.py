@@ -123,12 +123,12 @@ def cut(pairs: Sequence[LabelledPair]) -> PairSplit:
             part.add(number := waiting.popleft())
             count += sizes[number]
         parts.append(part)
-    held, fitted = parts
+    newest_part, fitted = parts
     return PairSplit(
-        list(_of(pairs, numbered, set(newest) - held - fitted)),
+        list(_of(pairs, numbered, set(newest) - newest_part - fitted)),
         list(_of(pairs, numbered, fitted)),
-        list(_of(pairs, numbered, held)),
-        [number for number in numbered if number in held],
+        list(_of(pairs, numbered, newest_part)),
+        [number for number in numbered if number in newest_part],
     )
 
 

@@ -149,13 +149,13 @@ def _fine_tuned(
         return [], {"training": "the cross-encoder was not tuned: there is no build environment"}
     shipped = OnnxCrossEncoder(options.model_dir, WEIGHTS)
     with bar("asking the shipped cross-encoder", len(anchors)) as tell:
-        said = np.array([shipped.probability(each) for each in logits(anchors, shipped, tell).tolist()])
+        opinions = np.array([shipped.probability(each) for each in logits(anchors, shipped, tell).tolist()])
     times = max(1, round(ANCHOR_SHARE * len(parts.training) / len(anchors)))
-    kept = np.tile((1.0 - REPLAY) * _same(anchors) + REPLAY * said, times)
+    targets = np.tile((1.0 - REPLAY) * _same(anchors) + REPLAY * opinions, times)
     step(f"tuning the cross-encoder on {len(parts.training)} pairs, with {len(anchors)} others")
     report = fine_tune(
         [*parts.training, *anchors * times],
-        np.concatenate([_same(parts.training), kept]),
+        np.concatenate([_same(parts.training), targets]),
         weights=WEIGHTS,
         model_dir=options.model_dir,
         python=options.python,
@@ -238,11 +238,13 @@ def _judge_candidate(
     more = more | {"candidate": chosen.name, "examples": _examples(parts.held_out, before, after, verdict)}
     version = current.version
     if verdict.passed:
-        said = {"why": verdict.why, "before": asdict(verdict.before), "after": asdict(verdict.after), "labels": labels}
         report = {
             "made_at": time.time(),
             "promise": options.promise,
-            **said,
+            "why": verdict.why,
+            "before": asdict(verdict.before),
+            "after": asdict(verdict.after),
+            "labels": labels,
             **{key: more[key] for key in ("candidates", "training")},
         }
         version = VerifierVersions(options.data_dir).put_in_force(_files(current, chosen), options.embedder, report)

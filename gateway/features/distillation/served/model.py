@@ -31,12 +31,12 @@ class TritonPythonModel:
         given = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)
         if len(given) != 1:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("expected one text in text_input"))
-        said = self._classifier.classify_text(given[0].decode(errors="replace"))
+        label = self._classifier.classify_text(given[0].decode(errors="replace"))
         return pb_utils.InferenceResponse(
             [
-                pb_utils.Tensor("text_output", np.array([said.text.encode()], np.object_)),
-                pb_utils.Tensor("confidence", np.array([said.confidence], np.float32)),
-                pb_utils.Tensor("prompt_tokens", np.array([said.tokens], np.int32)),
+                pb_utils.Tensor("text_output", np.array([label.text.encode()], np.object_)),
+                pb_utils.Tensor("confidence", np.array([label.confidence], np.float32)),
+                pb_utils.Tensor("prompt_tokens", np.array([label.tokens], np.int32)),
                 pb_utils.Tensor("completion_tokens", np.array([1], np.int32)),
             ]
         )
@@ -54,8 +54,8 @@ def _remote_graph(graph: str) -> Any:
             pb_utils.Tensor("input_ids", np.pad(ids, space)),
             pb_utils.Tensor("attention_mask", np.pad(mask, space)),
         ]
-        asked = pb_utils.InferenceRequest(model_name=graph, requested_output_names=["logits"], inputs=given)
-        answer = asked.exec()
+        request = pb_utils.InferenceRequest(model_name=graph, requested_output_names=["logits"], inputs=given)
+        answer = request.exec()
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
         found: NDArray[np.float32] = pb_utils.get_output_tensor_by_name(answer, "logits").as_numpy()[0]

@@ -26,10 +26,10 @@ def read_access(general: Setting, draft: Draft) -> None:
         draft.section("auth")["mode"] = "passthrough"
         return
     variable = master.variable()
-    said = "" if variable else f"; put it into the variable {MASTER_KEY}, because nearhit keeps no keys in files"
+    hint = "" if variable else f"; put it into the variable {MASTER_KEY}, because nearhit keeps no keys in files"
     master.changed(
         "auth.mode: keys, and auth.admin_token_env: it opens the admin port and calls no models; clients need keys of "
-        f"their own (nearhit keys create NAME --tenant TENANT){said}"
+        f"their own (nearhit keys create NAME --tenant TENANT){hint}"
     )
     draft.section("auth").update(
         mode="keys", admin_token_env=draft.need(variable or MASTER_KEY, "token of the admin port")
@@ -89,7 +89,7 @@ def read_budget(budget: Setting, duration: Setting, where: str) -> dict[str, str
         budget.missing(f"caps hold for a UTC day or a UTC month; choose one as limits with cost{daily}")
         duration.missing("caps hold for a UTC day or a UTC month")
         return None
-    said = f"{amount:.6f}".rstrip("0").rstrip(".")
-    budget.changed(f"cost: {{{period}: {said} USD}}, for the UTC day or month: {where}")
+    amount_text = f"{amount:.6f}".rstrip("0").rstrip(".")
+    budget.changed(f"cost: {{{period}: {amount_text} USD}}, for the UTC day or month: {where}")
     duration.changed(f"cost.{period}: it begins anew with the UTC day or month")
-    return {period: f"{said} USD"}
+    return {period: f"{amount_text} USD"}

@@ -199,9 +199,9 @@ class _EntryReader:
             return {}, None, None
         wild = "*" in client_name
         if not wild or client_name.partition("*")[0] == upstream_name.partition("*")[0]:
-            kept = "the name that the client sends" if "*" in upstream_name else repr(upstream_name)
-            said = f"adapter: {provider.adapter}; {kept} goes upstream"
-            model.changed(f"{said}; {provider.note}") if provider.note else model.carried(said)
+            upstream = "the name that the client sends" if "*" in upstream_name else repr(upstream_name)
+            meaning = f"adapter: {provider.adapter}; {upstream} goes upstream"
+            model.changed(f"{meaning}; {provider.note}") if provider.note else model.carried(meaning)
         else:
             model.missing(
                 "nearhit does not remove the prefix from a name that the client sends; list the names in the "
@@ -300,13 +300,13 @@ class _EntryReader:
             ("cache_read_input_token_cost", "cached_input_per_million"),
         ):
             own = self._params.key(key)
-            told = own if own.is_set else self._info.key(key)
-            dollars = told.number()
+            setting = own if own.is_set else self._info.key(key)
+            dollars = setting.number()
             if ours == "cached_input_per_million" and (dollars or 0) * 1e6 > price.get("input_per_million", 0):
                 continue  # `PriceConfig` refuses it
             if dollars is not None and dollars <= 1:
                 price[ours] = round(dollars * 1e6, 6)
-                told.carried(f"price.{ours}: {price[ours]:g}")
+                setting.carried(f"price.{ours}: {price[ours]:g}")
         return {"price": price} if price else {}
 
     def _order(self) -> int:
@@ -348,8 +348,8 @@ def _variable_name(text: object) -> str:
 
 def timeouts(seconds: float) -> dict[str, str]:
     """Return the timeouts of a backend for one of LiteLLM."""
-    said = format_duration(max(0.001, seconds))
-    return {"first_byte": said} if seconds == 600 else {"first_byte": said, "total": said}
+    duration = format_duration(max(0.001, seconds))
+    return {"first_byte": duration} if seconds == 600 else {"first_byte": duration, "total": duration}
 
 
 def timeout_text(seconds: float) -> str:

@@ -116,8 +116,8 @@ def _concurrency(router: Setting, general: Setting) -> int | None:
 
 def _strategy(router: Setting) -> None:
     setting = router.key("routing_strategy")
-    if (said := _STRATEGIES.get(str(setting.value))) is not None:
-        setting.changed(said)
+    if (meaning := _STRATEGIES.get(str(setting.value))) is not None:
+        setting.changed(meaning)
     else:
         setting.missing(
             f"nearhit has no strategy {format_value(setting.value)}; upstreams get calls by their latency, and light "
@@ -210,9 +210,9 @@ class _LiteLLMRules:
                     setting.missing("other entries of this name have no such rate: it is a weight, and bounds nothing")
                     continue
                 total = min(sum(rates), MAX_RATE)
-                said = f"limits: {{per: route, {ours}: {total}/min}}, and a burst of as many; beyond it 429"
+                meaning = f"limits: {{per: route, {ours}: {total}/min}}, and a burst of as many; beyond it 429"
                 weighs = "" if self._enforced else ". Without enforce_model_rate_limits the old rate is only a weight"
-                setting.changed(said + weighs)
+                setting.changed(meaning + weighs)
             if whole and rates:
                 limit[ours] = f"{min(sum(rates), MAX_RATE)}/min"
         if len(limit) > 1:

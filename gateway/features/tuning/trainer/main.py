@@ -61,7 +61,7 @@ def train(
     """Train the network. Return the steps done and the mean loss of the last hundred."""
     parameters = [each for each in network.parameters() if each.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=plan.rate, weight_decay=DECAY)
-    random, started, said = np.random.default_rng(plan.seed), time.monotonic(), time.monotonic()
+    random, started, reported = np.random.default_rng(plan.seed), time.monotonic(), time.monotonic()
     total, step, losses = plan.epochs * -(-len(rows) // plan.batch), 0, list[float]()
     network.train()
     for _ in range(plan.epochs):
@@ -70,8 +70,8 @@ def train(
             done = max(step / total, (now - started) / plan.limit_s)
             if done >= 1.0:
                 return step, float(np.mean(losses[-100:]))
-            if not quiet and now - said >= SAY_EVERY_S:
-                said = now
+            if not quiet and now - reported >= SAY_EVERY_S:
+                reported = now
                 sys.stderr.write(f"training: {step}/{total} steps, loss {np.mean(losses[-100:]):.3f}\n")
             for group in optimiser.param_groups:
                 group["lr"] = plan.rate * min((done + 1e-3) / plan.warm_up, (1.0 - done) / (1.0 - plan.warm_up))
