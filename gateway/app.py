@@ -177,7 +177,7 @@ class Gateway:
         self._table = self._build(policy)
 
     def policy_reloaded(self, policy: Policy | None, faults: Sequence[ConfigError]) -> None:
-        """Act on the outcome of a reload. `policy` None: the reload failed and the last good policy stays."""
+        """Act on the outcome of a reload. `policy` is None if the reload failed; the last good policy stays."""
         if policy is not None:
             self.apply(policy)
             self.parts.fleet.policy(policy.hash)

@@ -74,7 +74,7 @@ class CircuitBreaker:
         return True
 
     def succeeded(self, sent_at: float | None = None) -> None:
-        """Record a success. `sent_at`: when the call was sent, or None. A call that was sent before the breaker opened
+        """Record a success. `sent_at` is the time of the call, if known. A call that was sent before the breaker opened
         does not close it."""
         if sent_at is not None and self.failures >= self._threshold and sent_at < self._opened_at:
             return

@@ -47,7 +47,7 @@ def _place_of(error: BaseException) -> tuple[str, int]:
 
 
 class Containment:
-    """`Containment` records the failures of one step. `optional`: a request can go on without the step."""
+    """`Containment` records the failures of one step. A request can go on without an `optional` step."""
 
     __slots__ = ("_failures", "optional", "step")
 

@@ -177,12 +177,12 @@ class RequestContext:
         self.body_source = body_source
         self.body = b""  # read if a dialect claims the path; any other body streams from `body_source`
         self.received = clock.monotonic()
-        self.client_address = client_address  # empty: not from a client
+        self.client_address = client_address  # "" if it does not come from a client
         self.head = head or HeadMemo()
         # A digest of the head without trace headers, if a request with the same head and body may get the same
         # response. Empty: it may not.
         self.head_digest = head_digest
-        # the headers named in `credentials.TRACING`; None: not extracted from `headers` yet
+        # the headers named in `credentials.TRACING`, or None before they are extracted from `headers`
         self.trace_headers = trace_headers
         self.background = background  # a job: it yields to all other requests and has no latency budget
         self.clock = clock
@@ -195,7 +195,7 @@ class RequestContext:
         self.on_written: OnWritten | None = None
 
         self.dialect: Dialect | None = None
-        self.call: Call | None = None  # None: no dialect claims the path
+        self.call: Call | None = None  # None if no dialect claims the path
         # What it names as its model. Empty: nothing, or no dialect claims the path and no rule needs its model.
         self.model = ""
         self.credentials: Credentials = NONE_SHOWN  # until a step has read them from its head
@@ -206,7 +206,7 @@ class RequestContext:
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived
         self.route = ""
         self.expose_headers = True
-        # False: answers may be shared with anybody, and their timing would reveal earlier questions
+        # unset if anybody may share answers, because their timing would reveal earlier questions
         self.expose_timings = True
         self.internal = False  # a call that the gateway makes for itself
         self.subjects: tuple[str, ...] = ()  # digests of those who may have it erased (`gateway.subjects`)
@@ -232,7 +232,7 @@ class RequestContext:
         self.stale_available = False  # a stale entry may be served if no backend answers
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
         self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
-        self.lease = 0  # the fencing token of the lease on the backend call; 0: no lease
+        self.lease = 0  # the fencing token of the lease on the backend call, or 0 without a lease
 
         self.states: list[Any] = NO_STATES  # by `FeatureState.number`; it grows when `of` needs it
 

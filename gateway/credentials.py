@@ -95,9 +95,9 @@ class Sign(Enum):
 class Credentials:
     """`Credentials` are all that a request shows of its client.
 
-    `tenant`: a hash of all that counts, because the gateway cannot know which of it the backend uses. `account`: the
-    tenant that its first key alone would be; without a key, that of all clients that show nothing. Backends check keys,
-    and a client can send any cookie or second header, which must evade no limit. `names`: of the headers that count.
+    `tenant` is a hash of all that counts, because the gateway cannot know which of it the backend uses. `account` is
+    the tenant of its first key alone; without a key, it is that of all clients that show nothing. Backends check keys,
+    and a client can send any cookie or second header, which must evade no limit. `names` are the headers that count.
     """
 
     key: str | None
@@ -112,13 +112,13 @@ class Credentials:
         return self.key if self.key is not None and self.rules.is_listed(self.names[0]) else None
 
     def cover(self, name: str) -> bool:
-        """Return whether requests of one tenant agree in this header. `name`: lower-case."""
+        """Return whether requests of one tenant agree in this header. `name` is in lower case."""
         sign = self.rules.sign_of(name)
         return sign in (Sign.KEY, Sign.ACCOUNT) or (sign is not None and self.key is None)
 
 
 class CredentialRules:
-    """Tells which headers identify a client. `changes`: names or globs of further headers with keys; one that begins
+    """Tells which headers identify a client. `changes` are names or globs of further headers with keys; one that begins
     with `!` takes a header out. The last one that fits counts."""
 
     def __init__(self, changes: Sequence[str] = ()) -> None:

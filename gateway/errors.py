@@ -138,7 +138,8 @@ class BudgetExceeded(GatewayError):
 class BackendError(GatewayError):
     """A backend gave no usable answer before its first byte.
 
-    `retryable`: another backend may be tried. `sent` False: certainly no byte of the request has reached the backend.
+    If `retryable`, another backend may be tried. Unless `sent`, certainly no byte of the request has reached the
+    backend.
     """
 
     status = 502

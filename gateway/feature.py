@@ -92,8 +92,8 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class FeatureStep:
-    """A step of a feature. `build` wraps it around the next step. `recovery`: how a request goes on after the step has
-    failed (`gateway.steps.guard`). `reason` is shown by `nearhit explain --steps`."""
+    """A step of a feature. `build` wraps it around the next step. `recovery` tells how a request goes on after the step
+    has failed (`gateway.steps.guard`). `reason` is shown by `nearhit explain --steps`."""
 
     name: str
     place: Place

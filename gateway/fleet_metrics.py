@@ -155,7 +155,7 @@ class FleetMetrics:
     """
 
     def __init__(self, store: MetricsStore | None, workers: WorkerMetrics, gauges: Gauges, started: float) -> None:
-        """`workers` covers the workers of this gateway, `gauges` this process. `started`: seconds since 1970."""
+        """`workers` covers the workers of this gateway, `gauges` this process. `started` is in seconds since 1970."""
         self._store = store
         self._workers = workers
         self._gauges = gauges

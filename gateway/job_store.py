@@ -67,9 +67,9 @@ class Job:
     query: str
     headers: Headers  # without credentials
     body: bytes
-    sealed: bytes  # headers with credentials, encrypted; empty: none
+    sealed: bytes  # headers with credentials, encrypted, or b"" without any
     priority: Priority  # rank among jobs; at a backend every job yields to interactive requests
-    webhook: str  # a URL; empty: none
+    webhook: str  # a URL, or ""
     subjects: tuple[str, ...] = ()  # digests of those who caused it (`gateway.subjects`); not in the record
     transmission: Transmission = field(
         default_factory=Transmission, compare=False
@@ -213,7 +213,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """A fault in a batch file. `line` 0: the fault is in the file as a whole."""
+    """A fault in a batch file. `line` is 0 if the fault is in the file as a whole."""
 
     line: int
     message: str
@@ -336,7 +336,7 @@ class JobStore(Protocol):
         """End a job. Return False, and write nothing, if the claim was lost."""
 
     async def requeue(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
-        """Queue the job again after `delay_s`. `counted` False: this does not count as an attempt. Return False if the
+        """Queue the job again after `delay_s`. Unless `counted`, this does not count as an attempt. Return False if the
         claim was lost."""
 
     async def job_state(self, job: str) -> JobState | None: ...
@@ -358,7 +358,7 @@ class JobStore(Protocol):
         """
 
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
-        """Record the outcome of a delivery. `retry_s`: deliver again after that time; None: finished."""
+        """Record the outcome of a delivery. Deliver again after `retry_s`, or never if it is None."""
 
     async def counts(self) -> Counts: ...
 
@@ -377,8 +377,7 @@ class JobStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WebhookOutcome:
-    """The outcome of a webhook delivery. `status`: None if there was no response. `word`: for the store and the
-    metrics."""
+    """The outcome of a webhook delivery. `status` is None without a response. The store and the metrics have `word`."""
 
     status: int | None
     word: str

@@ -45,8 +45,8 @@ class PacedLimit:
     interval_us: float  # per unit
     burst: int
     units: float
-    floor: float | None = None  # units that it needs if no other call is in flight; None: all
-    member: str = ""  # unique name of its reservation; empty: it is settled at once
+    floor: float | None = None  # units that it needs if no other call is in flight; None for all
+    member: str = ""  # unique name of its reservation, or "" if it is settled at once
 
     @property
     def cost_us(self) -> float:
@@ -83,8 +83,8 @@ class Cost:
     amount: int
     window: Window
     soft: bool  # beyond the cap nothing is refused: the spending continues and is reported
-    floor: int | None = None  # the amount that it needs if no other call is in flight; None: all
-    member: str = ""  # unique name of its reservation; empty: it is settled at once
+    floor: int | None = None  # the amount that it needs if no other call is in flight; None for all
+    member: str = ""  # unique name of its reservation, or "" if it is settled at once
 
     @property
     def floor_amount(self) -> int:
@@ -112,7 +112,7 @@ class LimitState:
     """The outcome of a demand.
 
     `level` is the value before it: backlog in us (`PacedLimit`), places taken, millionths of a dollar spent, or share
-    in millionths. `held`: the part of it that calls in flight have reserved, if the demand is not met.
+    in millionths. `held` is the part of it that calls in flight have reserved, if the demand is not met.
     """
 
     ok: bool
@@ -181,8 +181,8 @@ def window_ends_us(window: Window, wall_us: int) -> int:
 
 
 def left(demand: Demand, observed: LimitState, *, taken: bool) -> float:
-    """Return how much of a limit is left, in its own units (dollars in millionths). `taken`: subtract the likely use of
-    this demand, too."""
+    """Return how much of a limit is left, in its own units (dollars in millionths). With `taken`, subtract the likely
+    use of this demand, too."""
     if isinstance(demand, PacedLimit):
         backlog = observed.level + (demand.floor_us if taken else 0.0)
         return max(0.0, (demand.burst_us + SLACK_US - backlog) // demand.interval_us)
@@ -370,7 +370,7 @@ class Cap:
 
     window: Literal["day", "month"]
     micros: int  # millionths of a dollar
-    light: bool  # beyond the cap, True: only the lightest model answers; False: no model is called
+    light: bool  # whether the lightest model still answers beyond the cap
 
 
 @dataclass(frozen=True, slots=True)

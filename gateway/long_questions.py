@@ -51,7 +51,7 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True)
 class SplitQuestion:
-    """A long question in two parts. `focus` None: there is nothing to embed."""
+    """A long question in two parts. `focus` is None if there is nothing to embed."""
 
     focus: str | None  # at most `MAX_FOCUS` characters
     rest: bytes  # digest of all that must be equal, 32 bytes; empty if `focus` is None

@@ -180,7 +180,7 @@ class Provenance:
     output_tokens: int = 0  # hits: the stored answer's; 0 if unknown
     upstream_s: float = 0.0  # hits: duration of the original backend call
     other_usage: tuple[Usage, ...] = ()  # calls for this answer that cost money, too, such as a rejected light answer
-    forwarded: bool = True  # False: the gateway refused the request before it reached a backend
+    forwarded: bool = True  # unset if the gateway refused the request before it reached a backend
     exclusive: bool = False  # the backend's headers forbid to share the answer with other requests
 
     def as_stored(self) -> Provenance:
@@ -365,7 +365,7 @@ class Closing:
 class Tunnel:
     """A WebSocket that the backend has accepted. Its holder must relay it to its end or close it.
 
-    `carries_requests`: each of its messages is a request and counts as such, so the connection itself does not.
+    If it `carries_requests`, each of its messages is a request and counts as such, so the connection itself does not.
     """
 
     upstream: Duplex
@@ -421,9 +421,9 @@ class Decisive:
 
     canonical: bytes  # canonical JSON of all of it: the input of the fingerprint
     context: bytes  # canonical JSON of everything but the question: the input of the scope
-    question: str | None  # the text of the question, its forms folded; None: no semantic lookup
+    question: str | None  # the text of the question, its forms folded, or None without a semantic lookup
     no_question: Bypass | None = None  # why there is no question, or no focus
-    focus: str | None = field(init=False)  # the text for the semantic lookup; None: no semantic lookup
+    focus: str | None = field(init=False)  # the text for the semantic lookup, or None without one
 
     def __post_init__(self) -> None:
         if self.question is not None and not self.question.isascii():
@@ -465,11 +465,11 @@ class Call:
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
     body_bytes: bytes | None = None  # `body` as JSON, if available
-    tuning: str = ""  # the parameters that a tier has set on it; empty: they are the client's
+    tuning: str = ""  # the parameters that a tier has set on it, or "" for the client's own
     added: frozenset[str] = frozenset()  # fields of `body` that a tier has added
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
-    # argument is a whole body or one event's data. None: the protocol echoes nothing.
+    # argument is a whole body or one event's data. None if the protocol echoes nothing.
     own: Callable[[bytes], bytes] | None = None
 
     @property
@@ -694,14 +694,14 @@ class ModelObjects:
 class Endpoint:
     """How the endpoints of a dialect are called, besides the body of a call."""
 
-    key_header: str | None = None  # it carries the API key as it is; None: `Authorization` does, as a bearer token
+    key_header: str | None = None  # has the bare API key; None if `Authorization` has it as a bearer token
     own_headers: frozenset[str] = frozenset()  # headers that mean something in this dialect only, in lower case
     required_headers: tuple[tuple[str, str], ...] = ()  # with the values for clients that send none
     is_versioned: bool = False  # the base URL that clients are given ends in the version of the API
     embeds: bool = True  # there are endpoints with models of embeddings
     has_budgets: bool = False  # thinking may have a budget in tokens
     paths_name_models: bool = False  # paths that no dialect claims name models, too: see `Dialect.renamed_path`
-    models: ModelObjects | None = None  # None: it has no list of models at `/v1/models`
+    models: ModelObjects | None = None  # None without a list of models at `/v1/models`
 
 
 Schema = Mapping[str, Any] | bool
@@ -732,7 +732,7 @@ class AnswerParts:
 
 @dataclass(frozen=True, slots=True)
 class DemandedForm:
-    """The schemas that a request names. `text` None: its answer's text is free."""
+    """The schemas that a request names. `text` is None if the text of its answer is free."""
 
     text: Schema | None
     tools: Mapping[str, Schema]
@@ -820,8 +820,8 @@ class Dialect(Protocol):
         """Return the request for the backend. It is built from the parsed call, never from the raw bytes, so that two
         parsers cannot disagree.
 
-        `model`: the name at the backend; None: the client's name. `kept`: the answer may be stored, so all optional
-        parts are requested. `shown` hides those that this client did not ask for.
+        `model` is the name at the backend, or None for the client's name. With `kept` the answer may be stored, so all
+        optional parts are requested. `shown` hides those that this client did not ask for.
         """
 
     def fitted(self, call: Call, headers: Mapping[str, str]) -> Call:
@@ -1003,7 +1003,7 @@ class ScoredPrompt:
     """A prompt as the complexity model reads it. A route may learn to score the same row better."""
 
     score: float  # the shipped complexity, in [0, 1]
-    row: PromptRow  # (k,): scaled features of the text, then the embedding; empty: only the score is known
+    row: PromptRow  # (k,): scaled features of the text, then the embedding; empty if only the score is known
     by: Scorer = Scorer.TEXT
 
 
@@ -1013,7 +1013,7 @@ class TierDecision:
 
     large: bool
     threshold: float  # the large model is preferred above this score, in [0, 1]
-    carried: float | None = None  # carry for the next request of equal score, in [0, 1); None: unchanged
+    carried: float | None = None  # carry for the next request of equal score, in [0, 1); None leaves it
 
 
 class RequestFacts(NamedTuple):
@@ -1025,10 +1025,10 @@ class RequestFacts(NamedTuple):
     operation: str
     headers: tuple[tuple[str, str], ...]  # the headers that the policy in force matches on
     tenant: bytes
-    user: bytes  # of the body's user; empty: none
+    user: bytes  # of the body's user, or b""
     canonical: bytes  # of everything that decides the answer
     context: bytes  # of everything but the question
-    question: bytes | None  # None: no semantic lookup
+    question: bytes | None  # None without a semantic lookup
     no_store: bool
     no_cache: bool
     only_if_cached: bool
@@ -1071,7 +1071,7 @@ class Price:
 
     input_per_million: float = 0.0
     output_per_million: float = 0.0
-    cached_input_per_million: float | None = None  # None: cached input costs as much as other input
+    cached_input_per_million: float | None = None  # None if cached input costs as much as other input
     per_call: tuple[tuple[str, float], ...] = ()  # globs of paths, each with the dollars of a call; the first counts
     per_unit: tuple[tuple[Unit, float], ...] = ()  # dollars
 
@@ -1081,8 +1081,8 @@ class Price:
         return self.input_per_million > 0 or self.output_per_million > 0
 
     def of_call(self, path: str, *, named: bool = False) -> float | None:
-        """Return the dollars of a call of a path besides its tokens; None: none are stated. `named`: a glob that fits
-        all paths does not count."""
+        """Return the dollars of a call of a path besides its tokens, or None if none are stated. With `named`, a glob
+        that fits all paths does not count."""
         for glob, dollars in self.per_call:
             if fnmatchcase(path, glob) and not (named and glob == "*"):
                 return dollars

@@ -85,8 +85,8 @@ def _several(_: Route, deployment: Deployment) -> bool:
 @dataclass(frozen=True, slots=True)
 class Step(Generic[B]):
     """A step of the pipeline. `build` wraps it around the next step, `applies` tells whether a route has it, and
-    `for_jobs` whether it also runs for jobs. `recovery`: how a request goes on after the step has failed
-    (`gateway.steps.guard`); None: a failure ends the request, unless the step contains it itself."""
+    `for_jobs` whether it also runs for jobs. `recovery` tells how a request goes on after the step has failed
+    (`gateway.steps.guard`). Without it a failure ends the request, unless the step contains it itself."""
 
     name: str
     build: Callable[[B, Handler], Handler]
@@ -198,7 +198,7 @@ def _named(features: Iterable[Feature], is_taken: Callable[[Step[RouteSteps]], b
 
 
 def compose(steps: Sequence[BuiltStep], failures: StepFailures, depth: int = 0) -> Handler:
-    """Build the steps, the innermost first. `depth`: the number of steps around them.
+    """Build the steps, the innermost first. `depth` is the number of steps around them.
 
     Each optional step has a guard. So has each step right inside one: its guard tells the outer one that the request
     was passed on.

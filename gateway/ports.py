@@ -55,7 +55,7 @@ class BodySource(Protocol):
 
     async def buffer(self, *, whole: bool = False) -> None:
         """Wait until the whole body, or more of it than the buffer holds, has arrived. Raise `RequestTimeout` or
-        `BadRequest`. `whole`: the buffer holds as much as `read` would return."""
+        `BadRequest`. With `whole` the buffer holds as much as `read` would return."""
 
     async def look_ahead(self, reader: BodyReader, limit: int) -> bool:
         """Show the body to `reader` as it arrives, undecoded, and keep what is read for `stream`. Return once `reader`
@@ -184,7 +184,7 @@ class EntrySize:
     """The store's information on an entry that it lists."""
 
     fingerprint: str
-    size: int  # bytes of record and vector; 0: deleted, and no longer listed
+    size: int  # bytes of record and vector; 0 if deleted, and no longer listed
     worth: float  # US dollars that a hit saves
     expired: bool  # if deleted: whether its time was over
 
@@ -247,8 +247,8 @@ class VectorStore(ResponseStore, Protocol):
 class Claim:
     """The answer to a request for a lease. At most one of the two fields is not 0. Both are 0 if an entry exists."""
 
-    token: int  # the granted lease's, 0: none; higher than the tokens of all leases granted before
-    holder: int  # token of the lease that another gateway holds; 0: none
+    token: int  # of the granted lease, or 0; higher than the tokens of all leases granted before
+    holder: int  # token of the lease that another gateway holds, or 0
 
 
 class Leases(Protocol):
@@ -260,7 +260,7 @@ class Leases(Protocol):
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
         """Grant a lease, unless another one is in force or an entry exists that was put under token `since` or later.
 
-        `since` 0: any entry prevents the lease. None: no entry does.
+        With `since` 0 any entry prevents the lease. With None no entry does.
         """
 
     async def look_up(self, fingerprint: str) -> Entry | Claim:
@@ -335,7 +335,7 @@ class RemovalStore(Protocol):
         """Yield all entries in pages of bounded size, in no order. Each comes with its vector, if it has one of that
         embedder.
 
-        `unreadable`: yield also the entries of former versions, which no request is served. It is called with the
+        With `unreadable`, yield also the entries of former versions, which no request is served. It is called with the
         fingerprint of each entry that cannot be read.
         """
 
@@ -352,7 +352,7 @@ class RemovalStore(Protocol):
 class ForeignEntry:
     """An entry that has a vector, but none of the embedder in use."""
 
-    entry: Entry | None  # None: its record is unreadable
+    entry: Entry | None  # None if its record is unreadable
     version: str  # the record's; changes when the entry is fetched again
 
 
@@ -394,9 +394,9 @@ class NearbyStore(ResponseStore, Protocol):
     def banned(self, entry: Entry, vector: Vector | None = None, request_monotonic: float = ...) -> bool:
         """Return whether a purge covers the entry.
 
-        `vector` is its own, if known. `request_monotonic`: when its backend was called, by the monotonic clock, for an
-        entry fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while, or
-        about to be stored.
+        `vector` is its own, if known. `request_monotonic` is the time of its backend call by the monotonic clock, for
+        an entry fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while,
+        or about to be stored.
         """
 
 
@@ -475,7 +475,7 @@ class Opinion:
     probability: float  # that the answer is right, in [0, 1], as calibrated on the verifier's own data
     veto: Refusal | None = None  # not to be served at any score
     doubt: Refusal | None = None  # the strongest objection: the reason if the candidate is refused
-    ceiling: float | None = None  # the most that a second opinion could say; None: this opinion is final
+    ceiling: float | None = None  # the most that a second opinion could say; None if this opinion is final
     # Of the first opinion, in [0, 1]: the second opinion weighs them.
     trees_doubt: float = 1.0
     words_shared: float = 0.0  # share of the words of both questions that both have
@@ -581,7 +581,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """A change in the store. `kind` None: written by another version, and not understood."""
+    """A change in the store. `kind` is None if another version wrote it and this one cannot read it."""
 
     kind: ChangeKind | None
     by: str  # the gateway that made it
@@ -699,7 +699,7 @@ class TimelineStore(Protocol):
         """The name of this gateway in this run."""
 
     async def write(self, parts: Mapping[Slot, Mapping[str, float]], keep: Mapping[int, int]) -> None:
-        """Replace this gateway's parts. `keep`: seconds for which slots of each length are kept."""
+        """Replace this gateway's parts. `keep` has the seconds to keep slots of each length."""
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
         """Return the parts of all gateways, by gateway name. Slots that nobody has written are left out."""
@@ -739,7 +739,7 @@ LINKED = Opinion(1.0, 1.0)
 
 @dataclass(slots=True)
 class EvaluatedCandidate:
-    """A candidate compared with its route's threshold. `reason` None: it may be served."""
+    """A candidate compared with its route's threshold. `reason` is None if it may be served."""
 
     similarity: float
     opinion: Opinion
@@ -772,7 +772,7 @@ class Judgement(EvaluatedCandidate):
     question: str  # the client's question
     vector: Vector  # the question's
     subjects: tuple[str, ...] = ()  # digests of those who asked (`gateway.subjects`)
-    client: str = ""  # digest of the credential that asked, 16 hex digits; empty: not known
+    client: str = ""  # digest of the credential that asked, 16 hex digits, or "" if not known
 
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped

@@ -59,11 +59,11 @@ class Principal:
     """A client with the rights of its key. `generation` is that of the keys when the store was read
     (`gateway.steps.key_cache`)."""
 
-    id: str  # the key's; empty: a key of the configuration
+    id: str  # of the key, or "" for a key of the configuration
     name: str
     tenant: str
     role: Role
-    models: tuple[str, ...] = ()  # globs of model names as clients send them; empty: all
+    models: tuple[str, ...] = ()  # globs of model names as clients send them; () allows all
     limits: tuple[Limits, ...] = ()  # over all routes together
     until: float | None = None  # wall clock, seconds
     generation: int = CONFIGURED

@@ -276,7 +276,8 @@ class EventSource(Protocol[T_co]):
     def subscribe(self, wake: Callable[[], None] | None) -> None:
         """Call `wake` whenever `take` may have something, until the next `subscribe`.
 
-        Subscribe after `take` returned None. `wake` None: nobody waits, and the source may stay silent for any time.
+        Subscribe after `take` returned None. With `wake` None nobody waits, and the source may stay silent for any
+        time.
         """
 
 
@@ -285,7 +286,7 @@ def _unchanged(items: Sequence[T]) -> Sequence[T]:
 
 
 class _Tap(Generic[T]):
-    """An observer on a stream, and the step that added it. `owner` None: no step has claimed it yet."""
+    """An observer on a stream, and the step that added it. `owner` is None until a step claims it."""
 
     __slots__ = ("observer", "on_items", "owner")
 
@@ -607,7 +608,7 @@ class _Pump(Generic[T]):
         self._flow = flow
         self._write = write
         self._is_running = False  # a stream that breaks closes its source, which may notify about that
-        self._waiter: asyncio.Future[bool] | None = None  # None: it does not run
+        self._waiter: asyncio.Future[bool] | None = None  # None unless it runs
 
     async def run(self) -> bool:
         """Run until the writer is full (return True) or the stream ends (return False)."""
@@ -656,7 +657,7 @@ MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class BufferedResponse:
     response: Response  # its status and headers
-    events: tuple[Event, ...] | None  # None: the body was not a stream
+    events: tuple[Event, ...] | None  # None unless the body was a stream
     whole: bytes = b""
 
     @property

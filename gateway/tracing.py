@@ -35,7 +35,7 @@ class TraceParent:
     trace_id: str
     span_id: str
     sampled: bool
-    state: str  # as received, several lines joined; empty: none
+    state: str  # as received, several lines joined, or ""
 
 
 def parent_of(headers: Mapping[str, str]) -> TraceParent | None:

@@ -10,7 +10,7 @@ READ_AHEAD_PART = 0.75
 class UnreadMemory:
     """`UnreadMemory` counts the bytes of unread answers, of all connections and shared calls of a process together.
 
-    `limit`: `server.max_unread`. Each owner of unread bytes adds them to `used`, and takes them back once they are
+    `limit` is `server.max_unread`. Each owner of unread bytes adds them to `used`, and takes them back once they are
     freed. `leaving` is the part of `used` that belongs to clients that were cut off, which is freed in a moment.
     """
 
