@@ -22,7 +22,8 @@ from gateway.cache.redaction import Redaction
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.config.policy.model import Policy, Route, Semantic
+from gateway.config.policy.model import Policy, Route
+from gateway.config.policy.schema import SemanticRule
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.feature import features_of
 from gateway.messages import Bypass, Decisive, Embedding, Entry
@@ -62,7 +63,7 @@ def parse_pair(body: bytes) -> PairRequest:
     return PairRequest(value["stored"], value["asked"], value.get("route"))
 
 
-def semantic_route(policy: Policy, name: str | None) -> tuple[Route, Semantic]:
+def semantic_route(policy: Policy, name: str | None) -> tuple[Route, SemanticRule]:
     """Return the route of this name, or the default one, with its semantic cache. Raise `BadRequest`."""
     names = [route.name for route in policy.routes]
     found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
@@ -92,7 +93,7 @@ async def explain_features(
 async def explain_pair(
     pair: PairRequest,
     route: str,
-    rule: Semantic,
+    rule: SemanticRule,
     control: RouteControl,
     embedder: Embedder,
     verifier: Verifier,

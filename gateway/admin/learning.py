@@ -15,7 +15,8 @@ from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.threshold.route_control import RouteControl
-from gateway.config.policy.model import Policy, Semantic, Target
+from gateway.config.policy.model import Policy, Target
+from gateway.config.policy.schema import SemanticRule
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
@@ -136,21 +137,21 @@ class QualityHandler:
         stored = await save_now(space.learning, route)
         return json_response({**self._report(route, rules[route]), "stored": stored})
 
-    def _report(self, route: str, rule: Semantic) -> RouteQuality:
+    def _report(self, route: str, rule: SemanticRule) -> RouteQuality:
         space = self._spaces.serving
         return _route_report(route, rule, space.controls.of(route), space.comparisons.answers_of(route).largest)
 
-    def _semantic_rules(self) -> Mapping[str, Semantic]:
+    def _semantic_rules(self) -> Mapping[str, SemanticRule]:
         return {route.name: route.semantic for route in self._policy().routes if route.semantic is not None}
 
 
-def _route_report(route: str, rule: Semantic, control: RouteControl, answer_share: float) -> RouteQuality:
+def _route_report(route: str, rule: SemanticRule, control: RouteControl, answer_share: float) -> RouteQuality:
     estimate = control.estimate()
     return {
         "route": route,
         "max_wrong_hits": rule.acceptance.max_wrong_hits,
         "min_similarity": rule.acceptance.min_similarity,
-        "audit": rule.audit.share,
+        "audit": rule.audits.share,
         "learning": control.learning,
         "threshold": control.threshold(rule.acceptance),
         "labels": control.labels,

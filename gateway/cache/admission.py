@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gateway.bounded_cache import BoundedCache
-from gateway.config.policy.model import AdmissionRules
+from gateway.config.policy.schema import AdmitRule
 from gateway.messages import Admission, Call, Inspection
 from gateway.ports import Clock
 
 DEFAULT_TEMPERATURE = 1.0  # the protocols' default where a request names none
 
 
-def refuse_request(rules: AdmissionRules, temperature: float | None, roles: Iterable[object]) -> Admission | None:
+def refuse_request(rules: AdmitRule, temperature: float | None, roles: Iterable[object]) -> Admission | None:
     """Return why no answer to this call is stored; None: the answer decides.
 
     `temperature` is None where the call names none. `roles` are those of its turns.
@@ -42,7 +42,7 @@ def roles_of(call: Call) -> Iterator[object]:
 
 
 def admit_response(
-    rules: AdmissionRules, inspection: Inspection, dollars: float, size: int = 0, max_size: int | None = None
+    rules: AdmitRule, inspection: Inspection, dollars: float, size: int = 0, max_size: int | None = None
 ) -> Admission:
     """Decide on a finished answer. The call cost `dollars`. `size` and `max_size` are in bytes.
 

@@ -13,7 +13,7 @@ from gateway.cache.judgement import relation_between
 from gateway.cache.labels import Labels
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.model import AuditSettings
+from gateway.config.policy.schema import AuditRule
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.messages import NO_CACHE, Bypass, Entry
@@ -34,7 +34,7 @@ class AuditCalls(BackgroundCalls):
         self,
         comparisons: AnswerComparer,
         request: RequestContext,
-        rule: AuditSettings,
+        rule: AuditRule,
         answers: tuple[Entry, Entry],
         expected: float,
     ) -> Label:
@@ -68,7 +68,7 @@ class _AuditCandidate:
 
     request: RequestContext
     judged: Judgement
-    rule: AuditSettings
+    rule: AuditRule
     chance: float  # probability of its choice, in (0, 1]
     forward: Handler  # the stages after the cache lookups
 
@@ -97,7 +97,7 @@ class HitAudits:
         """Return how many audits wait or run."""
         return len(self._calls)
 
-    def maybe_audit(self, request: RequestContext, judged: Judgement, rule: AuditSettings, forward: Handler) -> None:
+    def maybe_audit(self, request: RequestContext, judged: Judgement, rule: AuditRule, forward: Handler) -> None:
         """Audit this hit with the probability of its score.
 
         A request with `no-store` or `only-if-cached` is never audited, as no call may be made for it. A read-only key

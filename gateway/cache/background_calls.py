@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.config.policy.model import AuditSettings
+from gateway.config.policy.schema import AuditRule
 from gateway.ports import Clock
 from gateway.tasks import Background
 
@@ -27,7 +27,7 @@ class AuditCaps:
     day: float = float("-inf")
     dollars: float = 0.0
 
-    def reserve(self, rule: AuditSettings, dollars: float, now: float) -> bool:
+    def reserve(self, rule: AuditRule, dollars: float, now: float) -> bool:
         """Reserve one call that costs `dollars`. Return False where the rule leaves no room for it."""
         if now - self.hour >= HOUR_S:
             self.hour, self.calls = now, 0
@@ -73,7 +73,7 @@ class BackgroundCalls:
         return len(self._background)
 
     def start(
-        self, key: str, route: str, rule: AuditSettings, expected: float, work: Callable[[], Coroutine[Any, Any, None]]
+        self, key: str, route: str, rule: AuditRule, expected: float, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> str | None:
         """Start `work`, or return why not: "skipped-cost", or "skipped-busy", also if a call with this key still runs.
 
@@ -86,7 +86,7 @@ class BackgroundCalls:
             return "skipped-busy"
         return None
 
-    def reserve(self, route: str, rule: AuditSettings, expected: float) -> bool:
+    def reserve(self, route: str, rule: AuditRule, expected: float) -> bool:
         """Reserve one call that costs `expected` dollars. Return False where the rule leaves no room for it."""
         return self._caps.setdefault(route, AuditCaps()).reserve(rule, expected, self._clock.monotonic())
 

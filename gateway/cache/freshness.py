@@ -53,7 +53,7 @@ def exact_lifetime(route: Route) -> Lifetime | None:
 def longest_lifetime_s(route: Route) -> float:
     """Return the seconds after which no entry of the route is of use."""
     exact = exact_lifetime(route)
-    return max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)
+    return max(exact.longest_s if exact else 0.0, route.semantic.ttl if route.semantic else 0.0)
 
 
 # Cache-Control of requests (RFC 9111 section 5.2.1).

@@ -57,7 +57,9 @@ class LabelArchive:
         """Apply a new policy: the routes that keep labels, each with its time in seconds."""
         rules = {route.name: route.semantic for route in policy.routes}
         self._retention_s = {
-            name: rule.keep_s for name, rule in rules.items() if rule is not None and rule.keep_s is not None
+            name: rule.learn.keep
+            for name, rule in rules.items()
+            if rule is not None and rule.learn is not None and rule.learn.keep is not None
         }
 
     def add(self, route: str, judged: Judgement, label: Label) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gateway.config.policy.model import AdmissionRules
+from gateway.config.policy.schema import AdmitRule
 from gateway.messages import Admission, Call, Entry
 
 TURNS = ("messages", "input", "system", "instructions", "prompt")  # fields of a request that hold its texts
@@ -21,7 +21,7 @@ _AMOUNT = re.compile(r"\d{1,5}(?:\.\d+)?")  # or a year
 MIN_DIGITS, MIN_MIXED = 6, 8
 
 
-def refuse_tool_calls(rules: AdmissionRules, call: Call, payload: Sequence[bytes], streamed: bool) -> Admission | None:
+def refuse_tool_calls(rules: AdmitRule, call: Call, payload: Sequence[bytes], streamed: bool) -> Admission | None:
     """Return why an answer with tool calls is neither stored nor served; None: it may be, or calls no tool."""
     if not any(mark in data for data in payload for mark in _MARKS):
         return None
@@ -37,7 +37,7 @@ def refuse_tool_calls(rules: AdmissionRules, call: Call, payload: Sequence[bytes
     return None if all(_occurs(found, said) for found in identifiers) else Admission.FOREIGN_ID
 
 
-def may_serve(rules: AdmissionRules, call: Call, entry: Entry) -> bool:
+def may_serve(rules: AdmitRule, call: Call, entry: Entry) -> bool:
     """Return whether the policy in force lets an entry answer this request, as far as its tool calls matter."""
     return refuse_tool_calls(rules, call, entry.payload, entry.streamed) is None
 

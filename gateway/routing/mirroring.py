@@ -13,7 +13,7 @@ from typing import Any
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.model import AuditSettings
+from gateway.config.policy.schema import AuditRule
 from gateway.config.policy.targets import Shadow
 from gateway.context import RequestContext
 from gateway.errors import BackendOverloaded, GatewayError, UpstreamStreamError
@@ -105,10 +105,8 @@ class Mirroring:
         def make_call() -> Coroutine[Any, Any, None]:  # reads the answer only where there is room to compare it
             return self._run(copy, call.dialect.answer_text(call, payload, streamed))
 
-        if (
-            self._calls.start(request.id, request.route, AuditSettings(rule.share, rule.per_hour), 0.0, make_call)
-            is not None
-        ):
+        bounds = AuditRule(share=rule.share, per_hour=rule.per_hour)
+        if self._calls.start(request.id, request.route, bounds, 0.0, make_call) is not None:
             self._telemetry.shadow.add(request.route, "dropped")
 
     async def _run(self, copy: _Copy, served: str | None) -> None:

@@ -14,8 +14,9 @@ from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.model import AdmissionRules, Target
+from gateway.config.policy.model import Target
 from gateway.config.policy.parameters import untuned
+from gateway.config.policy.schema import AdmitRule
 from gateway.context import RequestContext
 from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.messages import NO_CACHE, Admission, Entry, Price
@@ -28,6 +29,8 @@ from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.quality")
 MAX_BYTES = 1024 * 1024  # of the large model's answer; longer ones are not compared
+
+WITH_TOOLS = AdmitRule(tools=("*",))  # an answer that calls tools is compared as well
 
 
 class TierAudits:
@@ -111,6 +114,6 @@ class TierAudits:
         price = self._prices[untuned(name)]
         cost = price.of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
         self._calls.record_cost(request.route, price.of(light.input_tokens, light.output_tokens), cost)
-        if admit_response(AdmissionRules(tools=("*",)), seen, cost) is not Admission.STORED:
+        if admit_response(WITH_TOOLS, seen, cost) is not Admission.STORED:
             return None
         return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)

@@ -10,8 +10,9 @@ from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.screen import Screen
-from gateway.config.policy.model import Route, Semantic
+from gateway.config.policy.model import Route
 from gateway.config.policy.parameters import untuned
+from gateway.config.policy.schema import SemanticRule
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.messages import Entry, Lifetime
@@ -140,7 +141,7 @@ class RouteSteps:
         rule, parts = self.route.semantic, self.parts
         assert rule is not None  # else the step is absent
         lookup = semantic_lookup(self.route, rule, parts)
-        audits = AuditedHits(parts.space.audits, rule.audit) if rule.audit.share > 0 else None
+        audits = AuditedHits(parts.space.audits, rule.audits) if rule.audits.share > 0 else None
         inflight = None
         if rule.coalesce:
             inflight = SimilarInflight(
@@ -341,7 +342,7 @@ def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScr
     return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
 
-def semantic_lookup(route: Route, rule: Semantic, parts: Parts) -> SemanticLookup:
+def semantic_lookup(route: Route, rule: SemanticRule, parts: Parts) -> SemanticLookup:
     space = parts.space
     return SemanticLookup(
         space.index,
@@ -359,7 +360,7 @@ def semantic_lookup(route: Route, rule: Semantic, parts: Parts) -> SemanticLooku
         parts.telemetry,
         rule,
         route.admission,
-        Lifetime(rule.ttl_s, route.jitter),  # a similar answer must be fresh: stale as well would be a second doubt
+        Lifetime(rule.ttl, route.jitter),  # a similar answer must be fresh: stale as well would be a second doubt
         parts.memory,
         floor=floor_of(rule.acceptance, space.verifier),
         embedder=space.embedder.fingerprint,

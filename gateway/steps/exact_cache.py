@@ -10,7 +10,7 @@ from typing import Protocol
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.tool_calls import may_serve
-from gateway.config.policy.model import AdmissionRules
+from gateway.config.policy.schema import AdmitRule
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavailable, UpstreamStreamError
@@ -70,7 +70,7 @@ class ExactCache:
         clock: Clock,
         telemetry: Telemetry,
         lifetime: Lifetime,
-        admission: AdmissionRules,
+        admission: AdmitRule,
         background: Background,
         prefetch: EmbeddingPrefetch | None = None,
         leased: LeasedLookup | None = None,

@@ -12,7 +12,7 @@ from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
 from gateway.cache.load_level import EncoderLoad, OptionalWork
 from gateway.cache.screen import Screening
-from gateway.config.policy.model import AuditSettings
+from gateway.config.policy.schema import AuditRule
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Bypass, Call, Embedding, Response, Verdict
@@ -79,7 +79,7 @@ class AuditedHits:
     stored like the answer of any miss; the client does not see it."""
 
     audits: HitAudits
-    rule: AuditSettings
+    rule: AuditRule
 
     def maybe_audit(self, request: RequestContext, forward: Handler) -> None:
         if request.judged is not None:

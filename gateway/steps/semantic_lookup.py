@@ -19,7 +19,7 @@ from gateway.cache.keys import client_of
 from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import MOST_WRONG_OF_PARTS, Controls
 from gateway.cache.tool_calls import may_serve
-from gateway.config.policy.model import AdmissionRules, Semantic
+from gateway.config.policy.schema import AdmitRule, SemanticRule
 from gateway.context import Asker, RequestContext
 from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.errors import StoreUnavailable
@@ -79,8 +79,8 @@ class SemanticLookup:
     controls: Controls
     clock: Clock
     telemetry: Telemetry
-    rule: Semantic
-    admission: AdmissionRules
+    rule: SemanticRule
+    admission: AdmitRule
     lifetime: Lifetime
     memory: FeedbackState
     floor: float = field(kw_only=True)  # the least similarity of a neighbour that is scored

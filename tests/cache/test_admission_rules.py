@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.admission import UseCounts, admit_response, refuse_request, roles_of
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import AdmissionRules
+from gateway.config.policy.schema import AdmitRule
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.openai.responses import OpenAIResponses
 from gateway.messages import Admission, Inspection
@@ -40,45 +40,45 @@ def response(given: Any, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("rules", "call", "reason"),
     [
-        (AdmissionRules(), asked(temperature=2), None),
-        (AdmissionRules(max_temperature=0.5), asked(temperature=0.5), None),
-        (AdmissionRules(max_temperature=0.5), asked(temperature=0.6), Admission.TEMPERATURE),
-        (AdmissionRules(max_temperature=0.5), asked(), Admission.TEMPERATURE),  # the protocol's default is 1
-        (AdmissionRules(max_temperature=0.5), asked(temperature=None), Admission.TEMPERATURE),
-        (AdmissionRules(max_temperature=1.0), asked(), None),
-        (AdmissionRules(max_temperature=0.0), asked(temperature=0), None),
-        (AdmissionRules(roles=("system", "user")), asked("system", "user"), None),
-        (AdmissionRules(roles=("system", "user")), asked("user", "assistant", "user"), Admission.ROLE),
-        (AdmissionRules(roles=("system", "user")), asked("user", "tool"), Admission.ROLE),
-        (AdmissionRules(roles=("user",)), response("hi"), None),
-        (AdmissionRules(roles=("system",)), response("hi"), Admission.ROLE),
-        (AdmissionRules(roles=("user",)), response("hi", instructions="Be brief."), Admission.ROLE),
-        (AdmissionRules(roles=("user",)), response([{"role": "user", "content": "hi"}, {"type": "reasoning"}]), None),
-        (AdmissionRules(roles=("user",)), response([{"role": "developer", "content": "hi"}]), Admission.ROLE),
+        (AdmitRule(), asked(temperature=2), None),
+        (AdmitRule(max_temperature=0.5), asked(temperature=0.5), None),
+        (AdmitRule(max_temperature=0.5), asked(temperature=0.6), Admission.TEMPERATURE),
+        (AdmitRule(max_temperature=0.5), asked(), Admission.TEMPERATURE),  # the protocol's default is 1
+        (AdmitRule(max_temperature=0.5), asked(temperature=None), Admission.TEMPERATURE),
+        (AdmitRule(max_temperature=1.0), asked(), None),
+        (AdmitRule(max_temperature=0.0), asked(temperature=0), None),
+        (AdmitRule(roles=("system", "user")), asked("system", "user"), None),
+        (AdmitRule(roles=("system", "user")), asked("user", "assistant", "user"), Admission.ROLE),
+        (AdmitRule(roles=("system", "user")), asked("user", "tool"), Admission.ROLE),
+        (AdmitRule(roles=("user",)), response("hi"), None),
+        (AdmitRule(roles=("system",)), response("hi"), Admission.ROLE),
+        (AdmitRule(roles=("user",)), response("hi", instructions="Be brief."), Admission.ROLE),
+        (AdmitRule(roles=("user",)), response([{"role": "user", "content": "hi"}, {"type": "reasoning"}]), None),
+        (AdmitRule(roles=("user",)), response([{"role": "developer", "content": "hi"}]), Admission.ROLE),
     ],
 )
-def test_some_requests_are_not_worth_an_entry(rules: AdmissionRules, call: Any, reason: Admission | None) -> None:
+def test_some_requests_are_not_worth_an_entry(rules: AdmitRule, call: Any, reason: Admission | None) -> None:
     assert refuse_request(rules, call.body.get("temperature"), roles_of(call)) is reason
 
 
 @pytest.mark.parametrize(
     ("rules", "inspected", "tokens", "dollars", "expected"),
     [
-        (AdmissionRules(), Admission.STORED, 5, 0.0, Admission.STORED),
-        (AdmissionRules(), Admission.TOOLS, 5, 0.0, Admission.TOOLS),
-        (AdmissionRules(tools=("*",)), Admission.TOOLS, 5, 0.0, Admission.STORED),
-        (AdmissionRules(tools=("*",)), Admission.INCOMPLETE, 5, 0.0, Admission.INCOMPLETE),
-        (AdmissionRules(min_tokens=5), Admission.STORED, 4, 0.0, Admission.TOO_SHORT),
-        (AdmissionRules(min_tokens=5), Admission.STORED, 5, 0.0, Admission.STORED),
-        (AdmissionRules(min_tokens=5), Admission.STORED, 0, 0.0, Admission.STORED),  # it does not tell
-        (AdmissionRules(max_tokens=5), Admission.STORED, 6, 0.0, Admission.TOO_LONG),
-        (AdmissionRules(max_tokens=5), Admission.STORED, 5, 0.0, Admission.STORED),
-        (AdmissionRules(min_cost=0.01), Admission.STORED, 5, 0.009, Admission.TOO_CHEAP),
-        (AdmissionRules(min_cost=0.01), Admission.STORED, 5, 0.01, Admission.STORED),
+        (AdmitRule(), Admission.STORED, 5, 0.0, Admission.STORED),
+        (AdmitRule(), Admission.TOOLS, 5, 0.0, Admission.TOOLS),
+        (AdmitRule(tools=("*",)), Admission.TOOLS, 5, 0.0, Admission.STORED),
+        (AdmitRule(tools=("*",)), Admission.INCOMPLETE, 5, 0.0, Admission.INCOMPLETE),
+        (AdmitRule(min_tokens=5), Admission.STORED, 4, 0.0, Admission.TOO_SHORT),
+        (AdmitRule(min_tokens=5), Admission.STORED, 5, 0.0, Admission.STORED),
+        (AdmitRule(min_tokens=5), Admission.STORED, 0, 0.0, Admission.STORED),  # it does not tell
+        (AdmitRule(max_tokens=5), Admission.STORED, 6, 0.0, Admission.TOO_LONG),
+        (AdmitRule(max_tokens=5), Admission.STORED, 5, 0.0, Admission.STORED),
+        (AdmitRule(min_cost=0.01), Admission.STORED, 5, 0.009, Admission.TOO_CHEAP),
+        (AdmitRule(min_cost=0.01), Admission.STORED, 5, 0.01, Admission.STORED),
     ],
 )
 def test_some_answers_are_not_worth_an_entry(
-    rules: AdmissionRules, inspected: Admission, tokens: int, dollars: float, expected: Admission
+    rules: AdmitRule, inspected: Admission, tokens: int, dollars: float, expected: Admission
 ) -> None:
     assert admit_response(rules, Inspection(inspected, 7, tokens), dollars) is expected
 
@@ -169,5 +169,14 @@ def test_every_rule_is_read() -> None:
     written = "max_temperature: 1.0, tools: on, min_tokens: 2, max_tokens: 9, max_size: 64KiB, min_cost: 0.01"
     cache = f"    cache: {{exact: {{ttl: 1h}}, admit: {{{written}, roles: [system, user], after: 2}}}}\n"
     policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
-    assert policy.routes[0].admission == AdmissionRules(1.0, ("*",), 2, 9, 65536, 0.01, ("system", "user"), 2)
+    assert policy.routes[0].admission == AdmitRule(
+        max_temperature=1.0,
+        tools=("*",),
+        min_tokens=2,
+        max_tokens=9,
+        max_size=65536,
+        min_cost=0.01,
+        roles=("system", "user"),
+        after=2,
+    )
     assert policy.warnings == ()

@@ -27,7 +27,7 @@ from gateway.cache.answer_similarity import (
 )
 from gateway.cache.background_calls import AuditCaps
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.model import AuditSettings
+from gateway.config.policy.schema import AuditRule
 from tests.fixtures.entries import vector_of
 
 TEXTS = st.text(max_size=60)
@@ -203,13 +203,13 @@ def test_the_judge_is_not_asked_about_what_it_cannot_read_whole() -> None:
 
 
 def test_an_hours_calls_are_bounded_and_the_next_hour_has_its_own() -> None:
-    caps, rule = AuditCaps(), AuditSettings(1.0, per_hour=2)
+    caps, rule = AuditCaps(), AuditRule(share=1.0, per_hour=2)
     assert [caps.reserve(rule, 0.0, now) for now in (10.0, 11.0, 12.0, 3609.0)] == [True, True, False, False]
     assert caps.reserve(rule, 0.0, 3610.0)
 
 
 def test_a_days_dollars_are_bounded_by_what_is_expected_and_settled_by_what_it_was() -> None:
-    caps, rule = AuditCaps(), AuditSettings(1.0, cost_per_day=1.0)
+    caps, rule = AuditCaps(), AuditRule(share=1.0, cost_per_day=1.0)
     assert caps.reserve(rule, 0.6, 0.0)
     assert not caps.reserve(rule, 0.6, 1.0)
     caps.settle(0.6, 0.2)

@@ -16,14 +16,16 @@ from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import LearnedVerifier, load_weights
-from gateway.config.policy.model import Policy, Route, Semantic
+from gateway.config.policy.model import Policy, Route
+from gateway.config.policy.schema import SemanticRule
 from gateway.errors import BadRequest
 from gateway.messages import Embedding, Refusal, Vector
-from gateway.ports import Acceptance, Opinion, StoredCandidate
+from gateway.ports import Opinion, StoredCandidate
 from tests.fixtures.entries import vector_of
 from tests.fixtures.targets import one_backend
 
-PROMISE, PLAIN = Semantic(60.0, Acceptance(max_wrong_hits=0.01)), Semantic(60.0, Acceptance(min_similarity=0.9))
+PROMISE = SemanticRule.model_validate({"ttl": "60s", "max_wrong_hits": "1%"})
+PLAIN = SemanticRule.model_validate({"ttl": "60s", "min_similarity": 0.9})
 # Wrong up to a score of 0.7, and right above it.
 PRIOR = [(0.9 if band < 15 else 0.0, 0.002) for band in range(BANDS)]
 STORED, ASKED = "where is my parcel", "where has my parcel got to"
@@ -63,7 +65,7 @@ def pair_of(
     first: Opinion,
     second: Opinion | None = None,
     *,
-    rule: Semantic = PROMISE,
+    rule: SemanticRule = PROMISE,
     control: RouteControl | None = None,
     embedder: Placed | None = None,
     pair: PairRequest | None = None,
@@ -104,7 +106,7 @@ def test_a_loose_promise_does_not_loosen_the_threshold_of_a_part_of_a_long_promp
     text = "The yard is closed in winter. " * 40
     long = PairRequest(f"{text}Who cleans the lifts?", f"{text}Who repairs the lifts?")
     prior = [(1.0 - band / BANDS, 0.02) for band in range(BANDS)]
-    loose = Semantic(60.0, Acceptance(max_wrong_hits=0.05))
+    loose = SemanticRule.model_validate({"ttl": "60s", "max_wrong_hits": "5%"})
     part, short, strict = (
         pair_of(Opinion(0.5, 0.5), rule=rule, pair=pair, control=RouteControl(prior, "basis")).threshold
         for rule, pair in ((loose, long), (loose, None), (PROMISE, long))

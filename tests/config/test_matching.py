@@ -97,7 +97,7 @@ def test_a_rule_becomes_a_route_in_seconds_and_shares() -> None:
     ).routes[0]
     assert (route.exact_ttl_s, route.latency_budget_s, route.share) == (86400, 0.8, "user")
     assert route.semantic is not None
-    assert (route.semantic.ttl_s, route.semantic.acceptance) == (21600, Acceptance(None, 0.01))
+    assert (route.semantic.ttl, route.semantic.acceptance) == (21600, Acceptance(None, 0.01))
     assert route.target == light_and_large("light", "large", 0.7)
     assert not route.expose_headers
     assert (route.file, route.line) == ("test.yaml", 3)

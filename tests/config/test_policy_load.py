@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.check import check
 from gateway.config.policy.load import load_policy, policy_from_text
-from gateway.config.policy.model import AuditSettings, Policy, RecordSettings, ReplaySettings
+from gateway.config.policy.model import Policy, RecordSettings, ReplaySettings
+from gateway.config.policy.schema import AuditRule
 from tests.config.documents import config, rule, text
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -105,19 +106,19 @@ def test_record_is_a_switch_or_a_rule(written: str, meant: RecordSettings | None
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("", AuditSettings()),
-        (", audit: 0%", AuditSettings()),
-        (", audit: 2%", AuditSettings(0.02)),
-        (", audit: {share: 0.5, per_hour: 200}", AuditSettings(0.5, 200)),
-        (", audit: {share: 2%, cost_per_day: 1, judge: large}", AuditSettings(0.02, None, 1.0, "large")),
+        ("", AuditRule(share=0.0)),
+        (", audit: 0%", AuditRule(share=0.0)),
+        (", audit: 2%", AuditRule(share=0.02)),
+        (", audit: {share: 0.5, per_hour: 200}", AuditRule(share=0.5, per_hour=200)),
+        (", audit: {share: 2%, cost_per_day: 1, judge: large}", AuditRule(share=0.02, cost_per_day=1.0, judge="large")),
     ],
 )
-def test_an_audit_is_a_share_or_a_rule(written: str, meant: AuditSettings) -> None:
+def test_an_audit_is_a_share_or_a_rule(written: str, meant: AuditRule) -> None:
     cache = f"    cache: {{semantic: {{ttl: 1h, max_wrong_hits: 1%{written}}}}}\n"
     policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
     assert policy.warnings == ()
     assert policy.routes[0].semantic is not None
-    assert policy.routes[0].semantic.audit == meant
+    assert policy.routes[0].semantic.audits == meant
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_one_rule_chooses_the_large_model(
     policy = policy_from_text(text(rule("default").replace("{backend: main}", target)), "p.yaml", config())
     found = policy.routes[0].target
     assert (found.escalate_above, found.large_share, found.quality) == ((above,), share, quality)
-    assert (found.learn, found.audit, policy.warnings) == (True, AuditSettings(), ())
+    assert (found.learn, found.audit, policy.warnings) == (True, AuditRule(share=0.0), ())
 
 
 def test_what_a_route_learns_from_is_read() -> None:
@@ -176,7 +177,7 @@ def test_what_a_route_learns_from_is_read() -> None:
     cached = rule("default", more="    cache: {exact: {ttl: 1h}}\n").replace("{backend: main}", target)
     found = policy_from_text(text(cached), "p.yaml", config()).routes[0].target
     assert (found.quality, found.learn) == (0.9, False)
-    assert found.audit == AuditSettings(share=0.05, per_hour=20, judge="large")
+    assert found.audit == AuditRule(share=0.05, per_hour=20, judge="large")
 
 
 def test_the_policies_of_the_repository_are_good_and_share_across_tenants_in_one_place() -> None:

@@ -16,34 +16,29 @@ from gateway.config.policy.consistency import rule_errors, rule_warnings, unused
 from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
     VERSION_HEADERS,
-    AdmissionRules,
-    AuditSettings,
     Policy,
     PolicySource,
     RecordSettings,
     ReplaySettings,
     Route,
     RouteMatch,
-    Semantic,
     SloSettings,
     Target,
     compile_glob,
     tier_from_parts,
 )
 from gateway.config.policy.schema import (
-    AuditRule,
+    NO_AUDIT,
     CacheRule,
     MatchRule,
     PolicyFile,
     RouteRule,
-    SemanticRule,
     TargetRule,
 )
 from gateway.config.policy.targets import Cascade, CascadeRule, Shadow
 from gateway.config.policy.tests import Expectation, compiled_expectations
 from gateway.config.validation import error_messages
 from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
-from gateway.ports import Acceptance
 from gateway.priority import Priority
 
 DEFAULT_THRESHOLD = 0.5  # complexity at which the light model's answer is as likely to be worse as not
@@ -56,19 +51,19 @@ def compile_routes(file: PolicyFile, source: YamlSource) -> Iterator[Route]:
 
 
 def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
-    cache, admission = rule.cache, AdmissionRules(**dict(rule.cache.admit))
+    cache = rule.cache
     return Route(
         name=rule.name,
         target=_compile_target(rule.route),
         match=_compile_match(rule.match),
         exact_ttl_s=cache.exact.ttl if cache.exact else None,
-        semantic=_compile_semantic(cache.semantic) if cache.semantic else None,
+        semantic=cache.semantic,
         share=cache.share,
         vary=tuple(dict.fromkeys((*VERSION_HEADERS, *cache.vary))),
         jitter=cache.jitter,
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,
-        admission=admission,
+        admission=cache.admit,
         replay=ReplaySettings(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         slo=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
@@ -77,14 +72,15 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
         expose_headers=rule.expose_headers,
-        rules={**rule.rules, **cache.rules, **_trust(cache, admission), **rule.route.rules},
+        rules={**rule.rules, **cache.rules, **_trust(cache), **rule.route.rules},
         file=file,
         line=line,
     )
 
 
-def _trust(cache: CacheRule, admission: AdmissionRules) -> dict[str, Any]:
+def _trust(cache: CacheRule) -> dict[str, Any]:
     """Return the rule of trust if an unconfirmed answer serves only a part of its scope."""
+    admission = cache.admit
     caches = cache.exact or cache.semantic
     narrower = admission.trust == "own" or (admission.trust == "tenant" and cache.share == "global")
     return {"cache.admit.trust": admission} if caches and narrower else {}
@@ -95,7 +91,7 @@ def _compile_target(rule: TargetRule) -> Target:
         _compile_tiers(rule),
         large_share=rule.large_share,
         quality=rule.quality,
-        audit=_compile_audit(rule.audit),
+        audit=rule.audit or NO_AUDIT,
         learn=rule.learn,
         fallback=rule.fallback,
         shadow=None if rule.shadow is None else Shadow(**dict(rule.shadow)),
@@ -132,22 +128,6 @@ def _compile_match(rule: MatchRule) -> RouteMatch:
 
 def _match_any(_: str) -> bool:
     return True
-
-
-def _compile_semantic(rule: SemanticRule) -> Semantic:
-    return Semantic(
-        rule.ttl,
-        Acceptance(rule.min_similarity, rule.max_wrong_hits),
-        _compile_audit(rule.audit),
-        rule.learn is not None,
-        rule.coalesce,
-        None if rule.learn is None else rule.learn.keep,
-        rule.screen,
-    )
-
-
-def _compile_audit(rule: AuditRule | None) -> AuditSettings:
-    return AuditSettings() if rule is None else AuditSettings(rule.share, rule.per_hour, rule.cost_per_day, rule.judge)
 
 
 LAST_FILE = "default.yaml"

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 
 from gateway.config.errors import ConfigError
 from gateway.config.policy.parameters import TunedBackend
+from gateway.config.policy.schema import ADMIT_ALL, NO_AUDIT, AdmitRule, AuditRule, SemanticRule
 from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from gateway.config.policy.tests import Expectation
 from gateway.limits import Limits
-from gateway.ports import Acceptance
 from gateway.priority import Priority
 
 R = TypeVar("R")
@@ -44,51 +44,6 @@ class RouteMatch:
     def matches_headers(self, headers: Mapping[str, str]) -> bool:
         """Return whether the headers match."""
         return all(_has_header(headers, name, compile_glob) for name, compile_glob in self.headers)
-
-
-@dataclass(frozen=True, slots=True)
-class AuditSettings:
-    """Audits of semantic hits, or of the light model's answers, with their bounds."""
-
-    share: float = 0.0  # share of the answers, in [0, 1]
-    per_hour: int | None = None  # calls per hour, with those of the judge; None for no bound
-    cost_per_day: float | None = None  # US dollars per day, with the judge's; None for no bound
-    judge: str | None = None  # the backend that decides if the comparison cannot tell
-
-
-@dataclass(frozen=True, slots=True)
-class Semantic:
-    """The semantic cache of a route."""
-
-    ttl_s: float
-    acceptance: Acceptance
-    audit: AuditSettings = AuditSettings()
-    learn: bool = True  # whether labels move the threshold; off: they are counted only
-    coalesce: bool = False  # whether a question waits for one in flight that asks the same in other words
-    keep_s: float | None = None  # seconds to keep the texts of labels, or None to keep none
-    screen: bool = True  # whether a question that nothing stored resembles goes on before it is embedded
-
-    @property
-    def learns(self) -> bool:
-        """Whether labels move the threshold. Nothing moves a plain `min_similarity`."""
-        return self.learn and self.acceptance.max_wrong_hits is not None
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionRules:
-    """The complete and successful responses that are stored. None: no bound."""
-
-    max_temperature: float | None = None  # of the request, in [0, 2]
-    tools: tuple[str, ...] = ()  # globs: responses are stored if they call only tools with such names
-    min_tokens: int | None = None  # of the response
-    max_tokens: int | None = None
-    max_size: int | None = None  # bytes
-    min_cost: float | None = None  # US dollars that the call cost
-    roles: tuple[str, ...] | None = None  # the only roles that messages of the request may have
-    after: int = 1  # how often a backend must have got the question lately
-    trust: Literal["own", "tenant", "global"] | None = None  # reach of an unconfirmed answer; None for its whole scope
-    confirm: int | None = None  # how many independent clients must agree until an answer serves its whole scope
-    confirm_by: Literal["key", "user"] = "key"  # the difference that makes two clients independent
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +97,7 @@ class Target:
     # Instead of a fixed threshold, one that follows the traffic; at most one of the two.
     large_share: float | None = None  # share of the misses that the large model answers, in [0, 1]
     quality: float | None = None  # share of the quality gap between both models to keep, in [0, 1]
-    audit: AuditSettings = AuditSettings()  # comparisons of the light model's answers with the large model's
+    audit: AuditRule = NO_AUDIT  # comparisons of the light model's answers with the large model's
     learn: bool = True  # whether labels change the learnt meaning of scores
     fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed
     shadow: Shadow | None = None
@@ -184,13 +139,13 @@ class Route:
     target: Target
     match: RouteMatch = RouteMatch()
     exact_ttl_s: float | None = None  # None turns it off
-    semantic: Semantic | None = None  # None turns it off
+    semantic: SemanticRule | None = None  # None turns it off
     share: Literal["user", "tenant", "global"] = "tenant"
     vary: tuple[str, ...] = VERSION_HEADERS  # request headers that are part of the cache keys; lower-case names
     jitter: float = 0.0  # share of the TTL by which an entry may expire earlier, in [0, 1]
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
-    admission: AdmissionRules = AdmissionRules()
+    admission: AdmitRule = ADMIT_ALL
     replay: ReplaySettings = ReplaySettings()
     latency_budget_s: float | None = None
     slo: SloSettings = SloSettings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -36,6 +37,7 @@ from gateway.config.units import (
     parse_switch,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.ports import Acceptance
 
 
 class ExactRule(Section):
@@ -56,6 +58,9 @@ class AuditRule(Section):
     """US dollars per day that audits may cost, by the `price` of the backends. Without it, no bound."""
     judge: Text | None = None
     """The backend that decides if the comparison cannot tell. It gets the question and both answers."""
+
+
+NO_AUDIT = AuditRule(share=0.0)
 
 
 def _share_or_rule(value: object) -> object:
@@ -98,6 +103,21 @@ class SemanticRule(Section):
     screen: Switch = True
     """`on`: a question that nothing stored resembles goes to its backend at once, and is embedded later. At most 1 % of
     the hits are lost. `off`: every question is embedded and looked up first."""
+
+    @cached_property
+    def acceptance(self) -> Acceptance:
+        """The promise or the threshold."""
+        return Acceptance(self.min_similarity, self.max_wrong_hits)
+
+    @property
+    def audits(self) -> AuditRule:
+        """The audits of hits; a share of 0 means none."""
+        return self.audit or NO_AUDIT
+
+    @property
+    def learns(self) -> bool:
+        """Whether labels move the threshold. Nothing moves a plain `min_similarity`."""
+        return self.learn is not None and self.max_wrong_hits is not None
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -179,6 +199,9 @@ class AdmitRule(Section):
         low, high = given.get("min_tokens"), given.get("max_tokens")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
+
+
+ADMIT_ALL = AdmitRule()
 
 
 class CacheRule(FeatureSection):

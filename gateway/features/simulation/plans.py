@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.threshold.route_control import RouteControl
-from gateway.config.policy.model import Policy, Route, Semantic
+from gateway.config.policy.model import Policy, Route
+from gateway.config.policy.schema import SemanticRule
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Lifetime
 from gateway.ports import PriorBands
@@ -26,7 +27,7 @@ class RoutePlan:
 
     route: Route
     exact: Lifetime | None
-    semantic: Semantic | None
+    semantic: SemanticRule | None
     within: Lifetime  # lifetime in the semantic cache
     longest_s: float
     control: RouteControl
@@ -58,7 +59,7 @@ def build_plan(route: Route, heading: SegmentHeading, prior: PriorBands) -> Rout
         except SnapshotInvalid:  # state of another version: start at the calibration, as the gateway does
             control.reset()
     control.learning = rule is not None and rule.learns
-    within = Lifetime(0.0 if rule is None else rule.ttl_s, route.jitter)
+    within = Lifetime(0.0 if rule is None else rule.ttl, route.jitter)
     return RoutePlan(route, exact_lifetime(route), rule, within, longest_lifetime_s(route), control)
 
 

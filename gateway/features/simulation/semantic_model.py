@@ -11,7 +11,7 @@ import numpy as np
 from gateway.cache.freshness import freshness_of
 from gateway.cache.judgement import MAX_CANDIDATES, best_index, evaluate
 from gateway.cache.threshold.route_control import RouteControl
-from gateway.config.policy.model import Semantic
+from gateway.config.policy.schema import SemanticRule
 from gateway.features.simulation.cache_model import CacheModel, Key, StoredAnswer
 from gateway.features.simulation.dataset import Node, TrafficDay
 from gateway.messages import CacheDirectives, Lifetime, Refusal
@@ -49,7 +49,7 @@ class SemanticModel:
         row: RecordedRequest,
         node: Node,
         scope: Key,
-        rule: Semantic,
+        rule: SemanticRule,
         lifetime: Lifetime,
         control: RouteControl,
         directives: CacheDirectives,

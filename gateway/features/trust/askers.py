@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from gateway.cache.keys import asker_digest, framed
-from gateway.config.policy.model import AdmissionRules
+from gateway.config.policy.schema import AdmitRule
 from gateway.context import FeatureState, RequestContext
 from gateway.messages import Entry
 
@@ -86,7 +86,7 @@ class RouteAsker:
         return entry if tuple(found) == entry.askers else replace(entry, askers=tuple(found))
 
 
-def asker_of(rules: AdmissionRules, tenant: str, key: str, user: str | None) -> RouteAsker:
+def asker_of(rules: AdmitRule, tenant: str, key: str, user: str | None) -> RouteAsker:
     """Return the client as `rules.trust` tells clients apart. `key`: the id of its API key, empty if it has none.
 
     A name has digests only, with the length prefixes of the keys. `trust: tenant` knows tenants. Otherwise an
