@@ -32,7 +32,7 @@ class PurgeValidation:
     """`PurgeValidation` finds the names in a purge that nothing has.
 
     `policy` returns the policy in force. `tenants` are those of the configuration's keys; `key_admin` has the others.
-    `tenants` None: tenants have no names, because backends check their credentials.
+    `tenants` is None if tenants have no names, because backends check their credentials.
     """
 
     def __init__(

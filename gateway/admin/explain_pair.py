@@ -37,7 +37,8 @@ EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the rout
 
 @dataclass(frozen=True, slots=True)
 class PairRequest:
-    """A question whose answer counts as stored, and the question of a request. `route` None: the last route."""
+    """A question whose answer counts as stored, and the question of a request. Without `route` the last route
+    applies."""
 
     stored: str
     asked: str

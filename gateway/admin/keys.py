@@ -334,7 +334,7 @@ class KeysReport(TypedDict):
 
 
 class KeysHandler:
-    """`KeysHandler` serves `/admin/keys`. `keys_required`: whether the data port requires keys."""
+    """`KeysHandler` serves `/admin/keys`. `keys_required` tells whether the data port requires keys."""
 
     def __init__(self, key_admin: KeyAdmin, clock: Clock, *, keys_required: bool) -> None:
         self._keychain = key_admin

@@ -24,7 +24,7 @@ from gateway.routing.tier_learning import TierLearning
 
 
 async def parse_reset_route(request: web.Request, routes: Collection[str], requirement: str) -> str | web.Response:
-    """Return the route that the body names, or the error response. `requirement`: the property of all `routes`."""
+    """Return the route that the body names, or the error response. `requirement` is the property of all `routes`."""
     # A page of another site can send a form or plain text without a preflight request, but no JSON.
     if request.content_type != "application/json":
         return json_response({"error": "expected content-type application/json"}, 415)

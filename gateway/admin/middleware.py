@@ -94,8 +94,8 @@ def actor_of(request: web.Request) -> Actor:
 class Authenticator:
     """`Authenticator` finds the actor of a request.
 
-    `token` is the token of the configuration, and `checks` know other credentials. `allow_anonymous`: every client that
-    reaches the port may use it. The configuration then requires loopback.
+    `token` is the token of the configuration, and `checks` know other credentials. With `allow_anonymous` every client
+    that reaches the port may use it. The configuration then requires loopback.
     """
 
     def __init__(

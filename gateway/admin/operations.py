@@ -31,7 +31,7 @@ class Operation:
     returns_type: str = JSON  # media type
     body_type: str = JSON  # media type
     status: int = 200
-    error: Any = None  # None: `gateway.admin.responses.Error`
+    error: Any = None  # default: `gateway.admin.responses.Error`
     errors: Mapping[int, Any] = field(default_factory=dict)  # by status, if it has another form
     etag: bool = False  # the response has an `ETag`
 

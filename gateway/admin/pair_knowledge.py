@@ -22,8 +22,9 @@ MAX_READ = 50  # entries read from the store for one explanation
 class AskedScope:
     """A scope in which the new question has an answer to be compared with.
 
-    `entry`: the one that answers the stored question. `entries`: how many the scope has. `client`: the one that got the
-    answer, as `Judgement.client`; empty: nobody did lately. `others`: further scopes that have the stored question.
+    `entry` answers the stored question. The scope has `entries` entries. `client` got the answer, as
+    `Judgement.client`, and is `""` if no client did lately. `others` counts further scopes that have the stored
+    question.
     """
 
     entry: Entry
@@ -44,8 +45,8 @@ class PairKnowledge:
     index: VectorIndex
 
     async def has_entry(self, vector: Vector, stored: str, route: str, accepts: Callable[[Entry], bool]) -> bool:
-        """Return whether an entry of the route with the question `stored` fulfils a condition, in any scope. `vector`:
-        of the question."""
+        """Return whether an entry of the route with the question `stored` fulfils a condition, in any scope. `vector`
+        is that of the question."""
         near = await self.index.near(vector, SAME_QUESTION)
         return await self._entry(near, stored, lambda entry: entry.route == route and accepts(entry)) is not None
 
@@ -78,7 +79,8 @@ class PairKnowledge:
         return AskedScope(entry, self.index.count(entry.scope), client, others)
 
     async def linked_entry(self, asked: str, stored: str, scope: str | None) -> Entry | None:
-        """Return the entry with the question `stored` that a link names for `asked`. `scope`: its own; None: any."""
+        """Return the entry with the question `stored` that a link names for `asked`. It has this `scope`, or any if
+        that is None."""
         entry = await self._entry(
             self.links.entries_of(asked), stored, lambda entry: scope is None or entry.scope == scope
         )

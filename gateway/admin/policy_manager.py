@@ -99,7 +99,7 @@ class StagedPolicy:
 class PolicyManager:
     """`PolicyManager` changes the policy in force.
 
-    `folder` None: there are no files, so the policy cannot be changed. `swap` puts a policy in force at once.
+    Without `folder` there are no files, so the policy cannot be changed. `swap` puts a policy in force at once.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class PolicyManager:
         return await asyncio.to_thread(self._folder.modified_at)
 
     def version(self, key: str | None) -> Version:
-        """Return a version of the history; `key` None: the one before the current one. Raise `NotFound`. Block."""
+        """Return a version of the history, without `key` the one before the current one. Raise `NotFound`. Block."""
         found = self.history.previous() if key is None else self.history.find(key)
         if found is not None:
             return found

@@ -44,7 +44,7 @@ def set_policy_gauges(telemetry: Telemetry, policy: Policy) -> None:
 
 
 def set_size_gauges(telemetry: Telemetry) -> CacheSizes:
-    """Return the sizes of the caches. `store_answers` False: the sizes of the store are old or missing."""
+    """Return the sizes of the caches. Unless `store_answers`, the sizes of the store are old or missing."""
     return {
         "entries": {kind: value for (kind,), value in telemetry.cache_entries.values.items()},
         "bytes": {kind: value for (kind,), value in telemetry.cache_bytes.values.items()},
@@ -259,7 +259,7 @@ class Stats:
         self._telemetry = figures.telemetry
         self._clock = clock
         self._describe = describe
-        self.policy_faults: tuple[str, ...] = ()  # faults of the last reload; empty: it succeeded
+        self.policy_faults: tuple[str, ...] = ()  # faults of the last reload, none if it succeeded
 
     def report(self) -> dict[str, Any]:
         """Return a `StatsReport`."""

@@ -111,7 +111,7 @@ class Grader:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One more answer of the same model. `text` None: the call failed, or the answer cannot be compared."""
+    """One more answer of the same model. `text` is None if the call failed, or the answer cannot be compared."""
 
     text: str | None
     usage: Usage | None
@@ -119,7 +119,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    confidence: float | None  # in [0, 1]; None: the check cannot tell
+    confidence: float | None  # in [0, 1], or None if the check cannot tell
     other_usage: tuple[Usage, ...] = ()
     misfit: bool = False  # the answer does not fit the schema of its request
 

@@ -72,8 +72,8 @@ class BackendChoice:
         self._clock = clock
         self._complexity = complexity
         self._rng = rng
-        self.conversations = conversations  # None: each request is routed alone
-        self._classifier = classifier  # None: the route has none
+        self.conversations = conversations  # None to route each request alone
+        self._classifier = classifier  # None on a route without one
         self._has_splits = any(tier.parts for tier in route.target.tiers)
         self.single_backend = (
             route.target.tiers[0].backend if _has_no_choice(route.target) else None

@@ -83,5 +83,5 @@ def _seconds(name: str, value: str | None) -> float | None:
 
 
 def max_wait_s(request: RequestContext, now: float) -> float:
-    """Return how many seconds a request may wait for another client's call. `now`: monotonic clock."""
+    """Return how many seconds a request may wait for another client's call. `now` is by the monotonic clock."""
     return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * (request.due - now)))

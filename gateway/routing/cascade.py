@@ -34,7 +34,7 @@ REFUSED = frozenset({400, 403, 404, 422})  # statuses for a field that the serve
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """An answer of the lightest model. `answer` None: nothing that could be served.
+    """An answer of the lightest model. `answer` is None if it could not be served.
 
     `usage` is that of the answer, `checked.other_usage` that of its check.
     """

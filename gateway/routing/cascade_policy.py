@@ -41,7 +41,7 @@ _UNCERTAINTY = re.compile(
 
 
 def is_applicable(check: Check, call: Call, *, judged: bool) -> bool:
-    """Return whether the check can judge the answer to such a call. `judged`: a model grades the answer."""
+    """Return whether the check can judge the answer to such a call. If `judged`, a model grades the answer."""
     body = call.body
     if call.stateful:  # a trial and its escalation would be two calls
         return False

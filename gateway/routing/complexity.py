@@ -56,7 +56,7 @@ class Standard:
 @dataclass(frozen=True, slots=True)
 class Linear:
     features: FloatArray  # (k,)
-    vector: FloatArray | None  # (d,); None: for the text alone
+    vector: FloatArray | None  # (d,), or None for the text alone
     bias: float
 
     def __call__(self, features: FloatArray, vector: Vector | None) -> float:
@@ -111,8 +111,8 @@ class ComplexityModel:
     def judge(self, text: str, max_tokens: int | None, vector: Vector | None) -> ScoredPrompt:
         """Return the complexity in (0, 1), and the row that a route's own fit reads.
 
-        `vector`: the embedding of `text`. `max_tokens`: the client's limit. It takes 0.1 ms for a short text, 0.2 to
-        0.3 ms for 8 kB and more.
+        `vector` is the embedding of `text`. `max_tokens` is the client's limit. It takes 0.1 ms for a short text, 0.2
+        to 0.3 ms for 8 kB and more.
         """
         weights = self._weights
         if not self.reads_vectors or (vector is not None and vector.shape != (weights.dimension,)):

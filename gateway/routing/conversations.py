@@ -21,12 +21,12 @@ class Conversation(Protocol):
     def score(
         self, own: Callable[[], ScoredPrompt], judge: Callable[[str], ScoredPrompt], *, classified: bool
     ) -> ScoredPrompt:
-        """Return the complexity of the request. `own` scores its own text, and `judge` an earlier one. `classified`: a
-        classifier has scored the text to classify."""
+        """Return the complexity of the request. `own` scores its own text, and `judge` an earlier one. If `classified`,
+        a classifier has scored the text to classify."""
 
     def hold(self, decision: Decision, target: Target, in_time: Callable[[str], bool]) -> Decision:
-        """Return the decision as the conversation changes it. `in_time`: whether a backend is predicted to meet the
-        request's budget."""
+        """Return the decision as the conversation changes it. `in_time` tells whether a backend is predicted to meet
+        the request's budget."""
 
 
 class Conversations(Protocol):

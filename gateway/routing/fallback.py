@@ -24,7 +24,7 @@ REFUSED_FOR_NOW = frozenset({408, 429})
 class BackendAnswer:
     response: Response
     backend: str
-    instead: Choice | None = None  # why another backend than the chosen one answered; None: the chosen one did
+    instead: Choice | None = None  # why another backend than the chosen one answered, if one did
     other_usage: tuple[Usage, ...] = ()  # usage of the other calls for this answer
 
 

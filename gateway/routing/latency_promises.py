@@ -42,7 +42,7 @@ class Confidence:
     def __init__(self, confidence: float, *, adapts: bool = True) -> None:
         self.confidence = confidence
         self.required = confidence
-        self.adapts = adapts  # False: `required` stays at the confidence
+        self.adapts = adapts  # otherwise `required` stays at the confidence
 
     def record(self, *, kept: bool) -> None:
         """Record whether a promise was kept."""
@@ -81,7 +81,7 @@ class Promises:
 class Promise:
     """The budgets of one request, until its answer has ended.
 
-    `promised`: the backend was predicted to meet them. Otherwise the outcome is only counted.
+    If `promised`, the backend was predicted to meet them. Otherwise the outcome is only counted.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Promise:
             self._on_abandoned()
 
     def observe_response(self, response: Response, *, as_chosen: bool) -> Response:
-        """Observe an answer. `as_chosen`: the predicted backend answers.
+        """Observe an answer. With `as_chosen` the predicted backend answers.
 
         If another one answers, the promise counts, but says nothing about the predictions.
         """

@@ -85,7 +85,8 @@ class TypicalLength:
         self._excess = max(excess, self._excess + FORGETTING * (excess - self._excess))
 
     def reserve(self, estimated_input: int, max_output: int | None, *, answers: bool = True) -> Tokens:
-        """Return the tokens to reserve. `max_output`: as the client limits it. `answers`: it has output tokens."""
+        """Return the tokens to reserve. `max_output` is the client's limit. With `answers` the call has output
+        tokens."""
         if not answers:
             return Tokens(estimated_input + round(self._excess), 0, estimated_input, 0, estimated_input, 0)
         highest = max(1, round(self._highest)) if max_output is None else max_output + round(self._beyond)
@@ -134,7 +135,7 @@ class CostEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The cost of a call that has not begun. `least`: what it needs if no other call is in flight."""
+    """The cost of a call that has not begun. It needs `least` if no other call is in flight."""
 
     upper: CostEstimate = CostEstimate()
     likely: CostEstimate = CostEstimate()

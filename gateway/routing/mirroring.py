@@ -115,7 +115,8 @@ class Mirroring:
         self._telemetry.shadow.add(copy.request.route, outcome)
 
     async def _outcome(self, copy: _Copy, served: str | None) -> str:
-        """Call the backend and return the outcome. `served`: the served text; None: not text alone."""
+        """Call the backend and return the outcome. `served` is the served text, or None if the answer is not text
+        alone."""
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"

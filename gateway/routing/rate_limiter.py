@@ -187,7 +187,8 @@ class RateLimiter:
         self, key: str, ask: Callable[[], Sequence[LimitRequest]], until: float
     ) -> tuple[Sequence[LimitRequest], Grant]:
         """Take demands once calls in flight leave enough of the limit `key`, the first to come first. `ask` returns the
-        demands, which may become smaller as answers are seen. `until`: event-loop time. Return the last attempt."""
+        demands, which may become smaller as answers are seen. `until` is by the clock of the event loop. Return the
+        last attempt."""
         queue = self._queues.setdefault(key, _Queue())
         queue.length, self._queued = queue.length + 1, self._queued + 1
         try:

@@ -29,7 +29,7 @@ SAVE_EVERY = 50  # labels: a snapshot has up to 4 MB, and the loss of 50 labels 
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """The result of a fit. `residual` None: it was not better than the shipped score."""
+    """The result of a fit. `residual` is None if it was not better than the shipped score."""
 
     gain: float  # over the shipped score on labels it has not seen, in standard errors
     residual: Residual | None
@@ -45,10 +45,10 @@ def attempt_fit(labels: LabelArrays) -> FitResult:
 class ScoreSource:
     """The model that scores a route's requests."""
 
-    number: int  # of the fit in force, counted from 1; 0: the shipped score
+    number: int  # of the fit in force, counted from 1; 0 for the shipped score
     fitted_to: int  # labels
     labels: int  # that the route has now
-    gain: float | None  # of the last attempt, see `FitResult`; None: no attempt yet
+    gain: float | None  # of the last attempt, see `FitResult`; None before the first
 
     def __str__(self) -> str:
         if self.number:

@@ -25,9 +25,9 @@ from gateway.messages import EMBEDDINGS, Choice, TierDecision
 def resolve_splits(target: Target, key: bytes | None, rng: Callable[[], float]) -> Target:
     """Return the target with one backend for each tier.
 
-    `key`: requests that belong together, such as the turns of a conversation, have the same key. They get the same
-    parts while the policy keeps the shares. None: choose by `rng`, in [0, 1). Over many keys each part gets its share.
-    Parts lie one after another in written order, so if the last one grows, it keeps its earlier keys.
+    Requests that belong together, such as the turns of a conversation, have the same `key`. They get the same parts
+    while the policy keeps the shares. Without a key, choose by `rng`, in [0, 1). Over many keys each part gets its
+    share. Parts lie one after another in written order, so if the last one grows, it keeps its earlier keys.
     """
     if not any(tier.parts for tier in target.tiers):
         return target
@@ -58,7 +58,7 @@ def _part_for(parts: Sequence[TierPart], point: float) -> str:
 def with_fallbacks(decision: Decision, target: Target, *, beyond: bool = True) -> Decision:
     """Append fallbacks: the other parts of the tier, the other tiers in order, then `fallback`, each once.
 
-    `beyond` False: only the tier's own parts.
+    Unless `beyond`, append only the tier's own parts.
     """
     if len(target.tiers) == 1 and not target.tiers[0].parts and not target.fallback:
         return decision  # most targets; every miss runs this
@@ -122,7 +122,7 @@ def choose(
     Otherwise choose the best tier below it that does, else the next one above. If none does, choose the soonest, or the
     lightest if `late` is `light`; the caller decides whether to call it at all.
 
-    `thresholds`: complexities in [0, 1], ascending, one fewer than tiers. `predictions`: one for each tier; None
+    `thresholds` are complexities in [0, 1], ascending, one fewer than tiers. `predictions` has one for each tier; None
     (nothing known) counts as in time.
     """
     preferred = bisect_left(thresholds, complexity)  # a score at the threshold is not above it
@@ -169,7 +169,7 @@ def avoid_overloaded(
 ) -> Decision:
     """Move backends with a free permit to the front, if waiting for the chosen one takes longer than the budget.
 
-    `waits`: seconds, one for each tier.
+    `waits` has seconds for each tier.
     """
     remaining_s = min((s for s in (remaining.total_s, remaining.ttft_s) if s is not None), default=math.inf)
     wait = dict(zip(target.backends, waits, strict=True))
@@ -216,9 +216,9 @@ def decide(
     *,
     can_check: bool,
 ) -> Decision:
-    """Decide on a miss. `predictions`, `waits`: one for each tier, after `resolve_splits`.
+    """Decide on a miss. `predictions` and `waits` have one for each tier, after `resolve_splits`.
 
-    `can_check`: the cascade's check can judge the answer.
+    With `can_check` the cascade's check can judge the answer.
     """
     decision = choose(target, thresholds_of(target, tier_decision), score, remaining, predictions, late)
     decision = avoid_overloaded(decision, target, waits, remaining)
@@ -259,10 +259,10 @@ class AdapterTraits:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The input of a choice. `operation` None: no dialect reads the request.
+    """The input of a choice. `operation` is None if no dialect reads the request.
 
-    By backend: `predictions` (None: nothing recent is known) and `waits` for a permit in seconds. A backend in neither
-    is ready.
+    Each backend may have `predictions` (None without recent calls) and `waits` for a permit in seconds. A backend in
+    neither is ready.
     """
 
     operation: str | None

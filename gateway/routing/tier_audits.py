@@ -54,7 +54,7 @@ class TierAudits:
         self._calls = AuditCalls(judge, telemetry, clock)
 
     def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
-        """Audit a random sample of the lightest model's answers. `light`: as stored, hence complete.
+        """Audit a random sample of the lightest model's answers. `light` is the stored answer, so it is complete.
 
         Answers that may not be stored are not audited.
         """

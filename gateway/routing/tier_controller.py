@@ -304,7 +304,7 @@ class TierController:
             self._quality = None
 
     def recount(self, score: float, now: float, *, large: bool) -> None:
-        """Correct a counted request that the other model answered. `large`: the large one did."""
+        """Correct a counted request that the other model answered. With `large` the large one did."""
         if self._share is not None:
             self._share.recount(large=large)
         self._spent.add(1.0 if large else -1.0, now, 0.0)

@@ -99,7 +99,7 @@ class TierLearning:
             self.of(request.route).count(tier_decision, score, self._clock.monotonic(), large=large)
 
     def record_answer(self, request: RequestContext, *, large: bool, instead: bool) -> None:
-        """Record the model that answered. `instead`: the other kind was called first."""
+        """Record the model that answered. With `instead` the other kind was called first."""
         score, prompt = request.complexity, request.scored_prompt
         if score is None or prompt is None or request.internal:
             return
@@ -112,7 +112,7 @@ class TierLearning:
     def observe(
         self, route: str, prompt: ScoredPrompt, *, light_was_worse: bool, source: str, weight: float = 1.0
     ) -> None:
-        """Record a label. `source`: feedback, audit or cascade. `weight`: see `TierController.observe`."""
+        """Record a label. `source` is feedback, audit or cascade. `weight` is that of `TierController.observe`."""
         self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
         control = self.of(route)
         control.observe(self.score(route, prompt), light_was_worse, source, weight)

@@ -117,8 +117,8 @@ class _Signal(Enum):
 def rest_after(wall_s: float, cpu_s: float) -> float:
     """Return the seconds to rest after a pass of the idle lane.
 
-    `wall_s`, `cpu_s`: what the pass took. The time between them counts up to `cpu_s` only: an encoder on a server waits
-    for its answer, and takes no core of this machine.
+    The pass took `wall_s` seconds, and `cpu_s` seconds of CPU. The time between them counts up to `cpu_s` only, because
+    an encoder on a server waits for its answer without a core of this machine.
     """
     return REST_FACTOR * max(0.0, min(wall_s - cpu_s, cpu_s))
 

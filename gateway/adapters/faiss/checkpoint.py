@@ -54,7 +54,7 @@ class CheckpointChunk:
     scope: str
     names: list[str]  # fingerprints, one per entry
     part: Slice
-    lists: InvertedLists | None  # None: a flat partition
+    lists: InvertedLists | None  # None for a flat partition
 
 
 def temporary_of(path: Path) -> Path:

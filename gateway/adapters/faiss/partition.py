@@ -225,7 +225,7 @@ class IvfPartition:
     """
 
     def __init__(self, centroids: Matrix, *, probes: int, trained_for: int) -> None:
-        """Create the partition. `centroids`: (lists, d), unit length. `probes`: number of lists that a search scans."""
+        """Create the partition. `centroids` (lists, d) have unit length. A search scans `probes` lists."""
         self.centroids = centroids
         self.trained_for = trained_for
         self.copy: PartitionCopy | None = None

@@ -30,7 +30,7 @@ class _RewriteState:
 
 
 class AppendOnlyFile:
-    """`AppendOnlyFile` belongs to the store of a gateway. `owned` False: the server is the operator's, and stays as it
+    """`AppendOnlyFile` belongs to the store of a gateway. Unless `owned`, the server is the operator's, and stays as it
     is."""
 
     def __init__(self, store: RedisStore, *, owned: bool) -> None:

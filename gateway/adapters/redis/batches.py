@@ -33,7 +33,7 @@ return 1
 
 
 class RedisBatches:
-    """`RedisBatches` implements `BatchStore`. `sync` None: a batch counts as accepted before it is on disk."""
+    """`RedisBatches` implements `BatchStore`. Without `sync` a batch counts as accepted before it is on disk."""
 
     def __init__(self, store: RedisStore, client: Any, sync: WriteThrough | None = None) -> None:
         self._store = store

@@ -32,7 +32,7 @@ SENTINEL_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """Credentials for the servers, and trust in them. `tls` None: the URL decides."""
+    """Credentials for the servers, and trust in them. Without `tls` the URL decides."""
 
     username: str | None = None
     password: str | None = None

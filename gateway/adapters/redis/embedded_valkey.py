@@ -58,8 +58,8 @@ class EmbeddedValkey:
     async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> EmbeddedValkey:
         """Start the server. Raise `ChildFailed`.
 
-        Beyond `max_memory` bytes it evicts the least recently used entries. `fsync`: each write is on disk before it is
-        acknowledged, instead of within a second or two.
+        Beyond `max_memory` bytes it evicts the least recently used entries. With `fsync` each write is on disk before
+        it is acknowledged, instead of within a second or two.
         """
         folder = _folder(data_dir)
         with await _acquire_lock(folder) as claim:

@@ -32,7 +32,7 @@ Row = tuple[str, Sequence[bytes | None]]
 async def read_entries(store: RedisStore, fields: Sequence[str], timeout_s: float) -> AsyncIterator[list[Row]]:
     """Yield the fields of all entries with a record, in no order. Raise `StoreUnavailable`.
 
-    `timeout_s`: for each round trip.
+    `timeout_s` bounds each round trip.
     """
     async for members in store.listed(PAGE, timeout_s):
         remaining = store.names.group_by_list(name for name, _ in members)

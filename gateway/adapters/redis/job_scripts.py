@@ -240,7 +240,7 @@ end
 return out
 """
 )
-# ARGV: id, outcome, ms until the next attempt; empty: none.
+# ARGV: id, outcome, ms until the next attempt, or empty for none.
 WEBHOOK_TOLD = (
     HEAD
     + """

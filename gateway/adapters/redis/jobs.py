@@ -45,7 +45,7 @@ LISTS = {"active": "active", "dead": "dead", "finished": "finished"}
 
 class RedisJobs:
     """`RedisJobs` implements `JobStore`, with a limit of five seconds per operation, behind the breaker of `store`.
-    `sync` None: a job counts as accepted before it is on disk."""
+    Without `sync` a job counts as accepted before it is on disk."""
 
     def __init__(self, store: RedisStore, client: Any, sync: WriteThrough | None = None) -> None:
         self._store = store

@@ -30,8 +30,8 @@ SHARED_TAGS = {"files": "batches", "gateways": "quota"}
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """A naming scheme of keys. `tags`: one per bucket; empty for a single server. `version`: that of the records, with
-    a colon."""
+    """A naming scheme of keys. `tags` has one per bucket, and none for a single server. `version` is that of the
+    records, with a colon."""
 
     tags: tuple[str, ...] = ()
     version: str = f":{VERSION}"

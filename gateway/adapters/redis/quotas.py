@@ -246,7 +246,7 @@ class RedisQuotas:
 
 
 def take_arguments(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
-    """Return the arguments of `TAKE`: eight per demand."""
+    """Return the arguments of `TAKE`, eight per demand."""
     arguments: list[Any] = []
     for demand in demands:
         if isinstance(demand, PacedLimit):
@@ -271,5 +271,5 @@ def limit_states(told: Sequence[Any]) -> tuple[LimitState, ...]:
 
 
 def settle_arguments(returns: Sequence[Return]) -> list[Word]:
-    """Return the arguments of `SETTLE`: four per return."""
+    """Return the arguments of `SETTLE`, four per return."""
     return [word for item in returns for word in (item.kind, repr(item.amount), item.of, item.reservation)]

@@ -88,8 +88,8 @@ class SealingKeys(Protocol):
 class RecordCodec:
     """`RecordCodec` encodes and decodes the records of one store.
 
-    `keys` None: records are plain. `read_plain` False: a plain record is refused, so nobody can put one in the place of
-    an encrypted one.
+    Without `keys` records are plain. Unless `read_plain`, it refuses a plain record, so that nobody can put one in the
+    place of an encrypted one.
     """
 
     def __init__(self, keys: SealingKeys | None = None, *, read_plain: bool = True) -> None:

@@ -39,7 +39,7 @@ class JwksFailed(Exception):
 class Jwks:
     """`Jwks` caches the keys of one issuer.
 
-    `url` None: the issuer's discovery document has the URL. `plain` lists hosts, as `host` or `host:port`, that may use
+    Without `url` the issuer's discovery document has it. `plain` lists hosts, as `host` or `host:port`, that may use
     plain http. Raise `JwksFailed` for plain http to other hosts.
     """
 

@@ -25,8 +25,8 @@ class AddressRefused(OSError):
 class SsrfSafeSessions:
     """`SsrfSafeSessions` provides HTTP sessions that refuse private addresses.
 
-    `allowed` lists hosts, as `host` or `host:port`, that may be private. `resolver` None: aiohttp's own; tests pass
-    another one. Times are in seconds.
+    `allowed` lists hosts, as `host` or `host:port`, that may be private. `resolver` replaces aiohttp's own in tests.
+    Times are in seconds.
     """
 
     def __init__(

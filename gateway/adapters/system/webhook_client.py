@@ -14,8 +14,8 @@ MAX_READ_BYTES = 4096  # maximum read of a response: only its status matters
 
 
 class WebhookClient:
-    """`WebhookClient` sends webhooks. `allowed` lists hosts that may be private and use plain http. `resolver` None:
-    aiohttp's own; tests pass another one."""
+    """`WebhookClient` sends webhooks. `allowed` lists hosts that may be private and use plain http. `resolver` replaces
+    aiohttp's own in tests."""
 
     def __init__(self, allowed: frozenset[str], resolver: AbstractResolver | None = None) -> None:
         self._allowed = allowed

@@ -95,7 +95,7 @@ class RouteLeasing:
 
 class ClusterLease:
     """Sits just outside `StoreResponse`, whose put ends the lease. `lifetime` decides whether a stored answer is fresh.
-    `exact`: an answer that the request did not wait for may be served too, as by the exact cache."""
+    With `exact` it may also serve an answer that the request did not wait for, like the exact cache."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Unconfirmed(FeatureState):
 
 @dataclass(frozen=True, slots=True)
 class RouteAsker:
-    """A client, as the trust of its route tells clients apart. `confirm` None: no number of askers makes an entry
+    """A client, as the trust of its route tells clients apart. Without `confirm` no number of askers makes an entry
     serve others."""
 
     name: str  # the kind, the digest of the credential, and that of the circle that an unconfirmed entry serves
@@ -103,7 +103,7 @@ def asker_of(rules: AdmitRule, tenant: str, key: str, user: str | None) -> Route
 
 
 def asker_name(kind: str, credential: str, circle: str) -> str:
-    """Return the name of an asker. `kind`: one letter. `credential`, `circle`: at least `HALF` hex digits."""
+    """Return the name of an asker. `kind` is one letter. `credential` and `circle` have at least `HALF` hex digits."""
     return kind + credential[:HALF] + circle[:HALF]
 
 
