@@ -43,13 +43,19 @@ OWN: Mapping[str, tuple[str, str]] = {
     "jobs": ("gateway.features.jobs.command", "Manage jobs: list and show them, retry or drop the dead ones."),
     "keys": ("gateway.features.keys.command", "Manage API keys: create, list, change, rotate and revoke them."),
     "policy": ("gateway.cli.policy", "Manage a gateway's policy: show, validate, apply, compare, roll back."),
-    "audit": ("gateway.cli.audit", "List the actions on the admin port, newest first: who did what, and when."),
+    "audit": (
+        "gateway.features.audit.command",
+        "List the actions on the admin port, newest first: who did what, and when.",
+    ),
     "doctor": (
         "gateway.cli.doctor.command",
         "Check all that the gateway needs, and say how to fix faults. Changes nothing.",
     ),
     "top": ("gateway.features.top.command", "Watch a running gateway: requests, hit rate, latency, backends, routes."),
-    "restart": ("gateway.cli.workers", "Replace the workers, with the current configuration, without losing requests."),
+    "restart": (
+        "gateway.features.workers.command",
+        "Replace the workers, with the current configuration, without losing requests.",
+    ),
     "completion": (
         "gateway.cli.completion",
         "Print a completion script for a shell, to source from its start-up file.",

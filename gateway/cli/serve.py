@@ -134,7 +134,7 @@ async def warm(gateway: Gateway, worker_environment: WorkerEnvironment) -> None:
 
 async def supervise(config: Config, environ: Mapping[str, str], arguments: list[str]) -> None:
     """Run the workers, and replace them on SIGHUP. A gateway in one process does not import their supervisor."""
-    workers: Any = import_module("gateway.cli.workers")
+    workers: Any = import_module("gateway.features.workers.supervisor")
     async with (
         workers.run_supervisor(config, arguments, environ) as supervisor,
         on_hangup(supervisor.restart_workers, cancel=True),

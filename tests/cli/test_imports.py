@@ -12,7 +12,7 @@ UNUSED = (
     "gateway.admin.explain_pair",
     "gateway.admin.explanation",
     "gateway.cli.first_build",
-    "gateway.cli.workers",
+    "gateway.features.workers.supervisor",
     "gateway.features.simulation",
     "gateway.features.tuning",
     "gateway.model_build",

@@ -1,4 +1,4 @@
-"""The supervisor of `nearhit serve` with `server.workers` above 1, and `nearhit restart`.
+"""The supervisor of `nearhit serve` with `server.workers` above 1.
 
 The supervisor serves no requests. It owns everything that must outlive a worker: the lock of the data directory, the
 embedded store and the listening sockets. Each worker has one socket of one SO_REUSEPORT group. While a worker is
@@ -8,7 +8,6 @@ is told to end.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -20,17 +19,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.system.child_process import death_signal_prefix
-from gateway.cli.output import FAULT, GOOD, print_result
-from gateway.cli.parser import Command
 from gateway.config import Config
-from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
 from gateway.fleet_metrics import OwnMetrics, compact, figures_folder
@@ -46,24 +41,23 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before an ended worker restarts; d
 STEADY_S = 60.0  # a worker that ran this long did not fail at its start
 START_TIMEOUT_S = 120.0  # until a worker listens: it may load a model from a slow disk
 WARM_TIMEOUT_S = 60.0  # in a hand-over: the old worker ends after it, even if the new index is incomplete
-TIMEOUT_S, POLL_S = 600.0, 0.1  # `nearhit restart` waits for a hand-over
 GRACE_S = 15.0  # after the drain, before a worker is killed
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
-    """A worker process; `told` is the pipe on which it reports its status."""
+    """A worker process; `status_pipe` is the pipe on which it reports its status."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
-        self.number = number
-        self.process = process
-        self._status_pipe = told
-        self.started_at = time.monotonic()
+    number: int
+    process: asyncio.subprocess.Process
+    status_pipe: asyncio.StreamReader
+    started_at: float = field(default_factory=time.monotonic)
 
     async def wait_for_status(self, status: str, within_s: float) -> bool:
         """Whether the worker reports `status` in time, before it ends."""
         try:
             async with asyncio.timeout(within_s):
-                while line := await self._status_pipe.readline():
+                while line := await self.status_pipe.readline():
                     if line.decode().strip() == status:
                         return True
         except TimeoutError:
@@ -71,10 +65,10 @@ class Worker:
         return False
 
     async def fault(self) -> str | None:
-        """Return the reason why it cannot replace another worker; None when it can."""
+        """Return the reason why it cannot replace another worker, or None if it can."""
         if not await self.wait_for_status("ready", START_TIMEOUT_S):
             return "a new worker did not start to listen"
-        if not await self.wait_for_status("warm", WARM_TIMEOUT_S) and self._status_pipe.at_eof():
+        if not await self.wait_for_status("warm", WARM_TIMEOUT_S) and self.status_pipe.at_eof():
             return "a new worker ended before its index was complete"
         return None
 
@@ -104,38 +98,40 @@ class SupervisorPaths:
     data: tuple[socket.socket, ...]  # one per worker
     admin: socket.socket
 
-    def worker_environment(self, number: int, told: int) -> WorkerEnvironment:
+    def worker_environment(self, number: int, status_fd: int) -> WorkerEnvironment:
         admin = self.admin.fileno() if number == 0 else None
-        return WorkerEnvironment(number, len(self.data), self.data[number].fileno(), admin, told, self.store)
+        return WorkerEnvironment(number, len(self.data), self.data[number].fileno(), admin, status_fd, self.store)
 
     @property
     def grace_s(self) -> float:
         return self.config.server.drain_timeout + GRACE_S
 
 
+@dataclass(slots=True)
 class Supervisor:
-    def __init__(self, paths: SupervisorPaths) -> None:
-        self._paths = paths
-        self._workers: dict[int, Worker] = {}
-        self._draining: set[asyncio.Task[None]] = set()
-        self._restart_lock = asyncio.Lock()
-        self._supervise_tasks: list[asyncio.Task[None]] = []
-        self.stopping = False
-        self.generation = 1
+    """`Supervisor` starts the workers, restarts those that end, and replaces them at a hand-over."""
+
+    paths: SupervisorPaths
+    stopping: bool = False
+    generation: int = 1
+    _workers: dict[int, Worker] = field(default_factory=dict)
+    _draining: set[asyncio.Task[None]] = field(default_factory=set)
+    _restart_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _supervise_tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def data_address(self) -> tuple[str, int]:
-        address: tuple[str, int] = self._paths.data[0].getsockname()[:2]
+        address: tuple[str, int] = self.paths.data[0].getsockname()[:2]
         return address
 
     @property
     def admin_address(self) -> tuple[str, int]:
-        address: tuple[str, int] = self._paths.admin.getsockname()[:2]
+        address: tuple[str, int] = self.paths.admin.getsockname()[:2]
         return address
 
     async def start(self) -> None:
         """Start all workers in parallel. Raises `StartupError` if one does not start to listen."""
-        workers = [await self._spawn(number) for number in range(len(self._paths.data))]
+        workers = [await self._spawn(number) for number in range(len(self.paths.data))]
         self._workers = {worker.number: worker for worker in workers}
         ready = await asyncio.gather(*(worker.wait_for_status("ready", START_TIMEOUT_S) for worker in workers))
         if not all(ready):
@@ -171,7 +167,7 @@ class Supervisor:
                 LOG.error(f"{fault}, the old one stays", extra={"fields": {"worker": number}})
             return fault is None
         finally:  # also when the supervisor stops: the worker may have requests by now
-            spawn(self._draining, ends.end(self._paths.grace_s))
+            spawn(self._draining, ends.end(self.paths.grace_s))
 
     async def _supervise(self, number: int) -> None:
         """Restart the worker whenever it ends by itself."""
@@ -206,7 +202,7 @@ class Supervisor:
 
     async def _fold_metrics(self) -> None:
         try:
-            await asyncio.to_thread(compact, figures_folder(self._paths.config.data_dir))
+            await asyncio.to_thread(compact, figures_folder(self.paths.config.data_dir))
         except OSError as error:
             LOG.warning("metrics of earlier workers could not be merged", extra={"fields": {"error": str(error)}})
 
@@ -215,11 +211,11 @@ class Supervisor:
         self.stopping = True
         for keeper in self._supervise_tasks:
             keeper.cancel()
-        ends = [worker.end(self._paths.grace_s) for worker in self._workers.values()]
+        ends = [worker.end(self.paths.grace_s) for worker in self._workers.values()]
         await asyncio.gather(*ends, *self._draining, *self._supervise_tasks, return_exceptions=True)
 
     async def _spawn(self, number: int) -> Worker:
-        paths = self._paths
+        paths = self.paths
         reading, writing = os.pipe()
         worker_environment = paths.worker_environment(number, writing)
         try:
@@ -236,16 +232,16 @@ class Supervisor:
             raise
         finally:
             os.close(writing)
-        told = asyncio.StreamReader()
+        status_pipe = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(told), os.fdopen(reading, "rb", buffering=0)
+            lambda: asyncio.StreamReaderProtocol(status_pipe), os.fdopen(reading, "rb", buffering=0)
         )
-        return Worker(number, process, told)
+        return Worker(number, process, status_pipe)
 
     def _write_status(self, failed: int = 0) -> None:
         """Write the status file, which `nearhit restart` reads."""
         note = {"pid": os.getpid(), "generation": self.generation, "failed": failed}
-        path = status_file(self._paths.config.data_dir)
+        path = status_file(self.paths.config.data_dir)
         beside = path.with_suffix(".new")
         beside.write_text(json.dumps(note))
         beside.replace(path)
@@ -253,7 +249,7 @@ class Supervisor:
 
 @asynccontextmanager
 async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[str, str]) -> AsyncIterator[Supervisor]:
-    """Run workers until the end of the block. `arguments`: the command line that each worker gets.
+    """Run workers until the end of the block. Each gets `arguments` as its command line.
 
     Raises `StartupError` or `ChildFailed`.
     """
@@ -319,50 +315,3 @@ def status_file(data_dir: Path) -> Path:
     The file is JSON: the pid, the number of hand-overs, and the number of workers that the last one did not replace.
     """
     return data_dir / "supervisor.json"
-
-
-def register(command: Command) -> None:
-    """Define the command `restart`."""
-    command.define(
-        run,
-        "",
-        "--config /etc/nearhit/config.yaml",
-        about="The command needs a gateway on this machine with server.workers above 1. It signals the supervisor, and "
-        "returns when every worker is a new process. server.listen, server.admin, server.workers and the embedded "
-        "store change only when the supervisor itself restarts.",
-        fault="a new worker did not start to listen, and the old ones stay",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Replace the workers. Raises `StartupError` if no gateway with workers runs."""
-    done = restart(load_config(arguments.config, os.environ).data_dir)
-    failed = int(done["failed"])
-    text = f"a new worker did not start to listen, {failed} old ones stay: see the gateway's log"
-    print_result(arguments, done, text if failed else "all workers are replaced")
-    return FAULT if failed else GOOD
-
-
-def restart(data_dir: Path) -> Mapping[str, Any]:
-    """Signal the supervisor, and wait until it has handed over."""
-    before = _read_status(data_dir)
-    os.kill(before["pid"], signal.SIGHUP)
-    started_at = time.monotonic()
-    while time.monotonic() - started_at < TIMEOUT_S:
-        now = _read_status(data_dir)
-        if now["generation"] > before["generation"]:
-            return now
-        time.sleep(POLL_S)
-    raise StartupError(f"the gateway did not replace its workers within {TIMEOUT_S:g} s: see its log")
-
-
-def _read_status(data_dir: Path) -> dict[str, Any]:
-    path = status_file(data_dir)
-    try:
-        note: dict[str, Any] = json.loads(path.read_text())
-        os.kill(note["pid"], 0)
-    except (OSError, ValueError, KeyError):
-        raise StartupError(
-            f"no gateway with workers runs on {data_dir}: expected one with server.workers above 1"
-        ) from None
-    return note

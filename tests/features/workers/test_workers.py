@@ -16,9 +16,10 @@ import pytest
 import pytest_asyncio
 
 from bench.process import children_of
-from gateway.cli.workers import restart, run_supervisor
 from gateway.config import Config
 from gateway.errors import StartupError
+from gateway.features.workers.command import restart
+from gateway.features.workers.supervisor import run_supervisor
 from gateway.http_server.listening import DataDirLock
 from tests.fixtures.gateways import BOTH_CACHES, config_of
 from tests.fixtures.processes import Process, served_by_process, write_config

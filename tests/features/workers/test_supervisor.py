@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway import fleet_metrics
-from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Supervisor, SupervisorPaths, Worker
+from gateway.features.workers.supervisor import FIRST_DELAY_S, STEADY_S, Supervisor, SupervisorPaths, Worker
 from gateway.fleet_metrics import WorkerMetrics
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import cancel_and_wait
@@ -118,7 +118,7 @@ import json, os, signal, sys
 os.write(json.loads(os.environ["{VARIABLE}"])["told"], {words!r})
 {then}
 """
-    supervisor._paths = replace(supervisor._paths, command=(sys.executable, "-c", program))
+    supervisor.paths = replace(supervisor.paths, command=(sys.executable, "-c", program))
 
 
 async def test_a_worker_that_ends_before_it_is_warm_takes_nobodys_place(supervisor: Supervisor) -> None:

@@ -1,0 +1,1 @@
+"""The audit trail of the admin port: the command."""
