@@ -17,7 +17,7 @@ from gateway import bootstrap
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
 from gateway.admin.learning import QualityHandler, RoutingHandler
-from gateway.admin.on_demand import AdminCore, routes_on_demand
+from gateway.admin.on_demand import AdminCore, OnDemand
 from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.server import AdminPort
@@ -140,6 +140,7 @@ class Gateway:
             config,
             parts.clock,
             self.stores,
+            self.removal,
             self.erasures,
             self._deployment,
             self.features,
@@ -159,12 +160,12 @@ class Gateway:
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
-                *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
+                *bootstrap.cache_admin_of(config, self.removal, self.access, lambda: self.policy).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
                 *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
-                *routes_on_demand(core),
+                *OnDemand(core).routes(),
             ],
         )
 

@@ -37,12 +37,10 @@ from gateway.admin.static_files import StaticFiles
 from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 from gateway.cache.embedding_spaces import Space
 from gateway.cache.erasure import RecentErasures
-from gateway.cache.export_import import ExportImport
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import remove_former_checkpoint
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
-from gateway.cache.redaction import Redaction
 from gateway.cache.stores import Stores
 from gateway.config import AuthConfig, Config, OpenAIBackendConfig
 from gateway.config.api_keys import digest_of, is_well_formed
@@ -51,7 +49,6 @@ from gateway.config.environment import read_secret
 from gateway.config.policy.model import Policy
 from gateway.config.schema import JobsConfig
 from gateway.context import Handler
-from gateway.dialects.known import DIALECTS
 from gateway.errors import StartupError, Unauthorized
 from gateway.jobs.batch_endpoint import BatchEndpoint
 from gateway.jobs.batch_runner import BatchDriver
@@ -265,22 +262,10 @@ def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], 
     )
 
 
-def cache_admin_of(
-    config: Config, parts: Parts, removal: Purge, access: Access, policy: Callable[[], Policy]
-) -> CacheAdmin:
+def cache_admin_of(config: Config, removal: Purge, access: Access, policy: Callable[[], Policy]) -> CacheAdmin:
     """Build the admin routes of the cache. `policy` returns the policy in force."""
-    portability = ExportImport(
-        front=parts.store,
-        removal=removal,
-        spaces=parts.spaces,
-        dialects=DIALECTS,
-        stored=parts.evictions.stored,
-        clock=parts.clock,
-        max_entry=config.store.max_entry,
-        redaction_of=lambda route: policy().of(route, Redaction),
-    )
     tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
-    return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
+    return CacheAdmin(removal, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
 
 
 def recovery_of(

@@ -232,9 +232,9 @@ class Entry:
 
     `payload` is the event data of a stream in order, or one element: the whole body.
 
-    The record of the store (`gateway.adapters.redis.records`) and the line of an export (`gateway.cache.export_import`)
-    have these fields in this order, so no field can be forgotten. The annotations bound what an import accepts. A new
-    field comes last, with a default and the next version of the record.
+    The record of the store (`gateway.adapters.redis.records`) and the line of an export have these fields in this
+    order, so no field can be forgotten. The annotations bound what an import accepts. A new field comes last, with a
+    default and the next version of the record.
     """
 
     fingerprint: _Digest

@@ -24,6 +24,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from docs.tools.page_parts import with_part
 from gateway import admin
+from gateway.admin import on_demand
 from gateway.admin.middleware import ROLES
 from gateway.admin.on_demand import OPERATIONS
 from gateway.admin.operations import JSON, Operation, operation_of
@@ -78,22 +79,22 @@ def endpoints() -> list[Endpoint]:
     """Return the routes of all handlers, sorted by path."""
     found = [
         Endpoint(route.method, _PARAMETER.sub(r"{\1}", route.path), route.handler)
-        for handlers in _handler_classes()
+        for handlers in dict.fromkeys(_handler_classes())
         # routes() only refers to methods, so it works without the parts that __init__ needs
         for route in object.__new__(handlers).routes()
         if isinstance(route, web.RouteDef)
     ]
-    for name in OPERATIONS.own:
-        method, path = name.split()
-        found.append(Endpoint(method, path, OPERATIONS.load(name).answer))
     return sorted(found, key=lambda each: (each.path, each.method))
 
 
 def _handler_classes() -> Iterator[Any]:
     for module in pkgutil.iter_modules(admin.__path__, "gateway.admin."):
+        if module.name == on_demand.__name__:  # its handlers are those of `OPERATIONS`
+            continue
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and value.__module__ == module.name and hasattr(value, "routes"):
                 yield value
+    yield from map(OPERATIONS.load, OPERATIONS.own)
 
 
 def document() -> Schema:

@@ -1,13 +1,11 @@
-"""Admin operations on stored answers: purge, list, export and import."""
+"""Admin operations on stored answers: purge and list."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
-from contextlib import aclosing
+from collections.abc import Callable, Collection
 from itertools import islice
 from re import fullmatch
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import BeforeValidator, Field
@@ -15,14 +13,13 @@ from pydantic import BeforeValidator, Field
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.keys import KeyAdmin
 from gateway.admin.operations import TypedDict, operation
-from gateway.admin.responses import NO_STORE, int_parameter, json_errors, json_response, parse_object, parse_section
-from gateway.cache.export_import import ExportImport, ImportIncomplete
+from gateway.admin.responses import int_parameter, json_errors, json_response, parse_object, parse_section
 from gateway.cache.purge import Purge, PurgeIncomplete, PurgeRequest, PurgeResult
 from gateway.config.errors import format_value
 from gateway.config.policy.model import Policy
 from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
-from gateway.errors import BadRequest, GatewayError, Overloaded, RequestTimeout, StoreUnavailable
+from gateway.errors import BadRequest, GatewayError, StoreUnavailable
 
 # An unknown name in a purge is a note and not an error: the store may still have answers with a former name.
 MAX_LISTED_NAMES = 20
@@ -79,12 +76,6 @@ def unknown_name_message(what: str, name: str | None, known: Collection[str] | N
     more = f" and {len(known) - MAX_LISTED_NAMES} more" if len(known) > MAX_LISTED_NAMES else ""
     return f"no {what} is called {format_value(name)} (there are: {listed}{more})"
 
-
-NDJSON = "application/x-ndjson"
-
-MAX_STREAMS = 4  # exports and imports at once
-
-STALL_S = 30.0  # how long a client may take for one piece of an export or import
 
 DEFAULT_ENTRIES, MAX_ENTRIES = 50, 1_000
 
@@ -190,43 +181,17 @@ class EntriesReport(TypedDict):
     entries: list[EntrySample]
 
 
-class ExportQuery(TypedDict, total=False):
-    format: Annotated[Literal["entries", "chat"], Field(default="entries")]
-    """`entries` can be imported again. `chat` is training data: one conversation per line."""
-    route: str
-    tag: str
-
-
-class ImportFault(TypedDict):
-    line: int
-    error: str
-
-
-class ImportReport(TypedDict):
-    imported: int
-    unchanged: int
-    embedded: int
-    """Entries whose vector this gateway computed."""
-    refused: int
-    faults: list[ImportFault]
-    """The first refused lines."""
-
-
 class CacheAdmin:
-    """`CacheAdmin` serves purge, entries, export and import."""
+    """`CacheAdmin` serves purge and entries."""
 
-    def __init__(self, removal: Purge, portability: ExportImport, names: PurgeValidation) -> None:
+    def __init__(self, removal: Purge, names: PurgeValidation) -> None:
         self._removal = removal
         self._names = names
-        self._portability = portability
-        self._streams = 0
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/admin/cache/purge", json_errors(self._purge, _error_fields)),
             web.get("/admin/cache/entries", json_errors(self._entries, _error_fields)),
-            web.get("/admin/cache/export", json_errors(self._export, _error_fields)),
-            web.post("/admin/cache/import", json_errors(self._import, _error_fields)),
         ]
 
     @operation(PurgeReport, body=PurgeBody)
@@ -262,84 +227,8 @@ class CacheAdmin:
         given = {name: request.query.get(name) or None for name in ("tag", "tenant", "route", "model", "backend")}
         return json_response({"entries": await self._removal.entries(limit, **given)})
 
-    @operation(str, query=ExportQuery, returns_type=NDJSON)
-    async def _export(self, request: web.Request) -> web.StreamResponse:
-        """Stream stored answers, one JSON object per line. The connection is cut if the store fails midway."""
-        form = request.query.get("format", "entries")
-        if form not in ("entries", "chat"):
-            raise BadRequest("format: expected one of: entries, chat")
-        lines = self._portability.export(request.query.get("route"), request.query.get("tag"), chat=form == "chat")
-        self._acquire_stream()
-        try:
-            async with aclosing(lines):
-                return await _stream_lines(request, lines)
-        finally:
-            self._streams -= 1
-
-    @operation(ImportReport, body=str, body_type=NDJSON)
-    async def _import(self, request: web.Request) -> web.StreamResponse:
-        """Store the answers of an export. A faulty line is reported, and the others are imported."""
-        self._acquire_stream()
-        try:
-            result = await self._portability.import_lines(_read_lines(request, self._portability.max_line))
-        finally:
-            self._streams -= 1
-        add_audit_fields(request, **{name: count for name, count in result.as_json().items() if isinstance(count, int)})
-        return json_response(result.as_json())
-
-    def _acquire_stream(self) -> None:
-        if self._streams >= MAX_STREAMS:
-            raise Overloaded(f"{MAX_STREAMS} exports or imports are running: try again", retry_after_s=1)
-        self._streams += 1
-
-
-async def _stream_lines(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    """Send the lines. The first one decides the status.
-
-    A later failure cuts the connection, so that no client takes a part for the whole.
-    """
-    first = await anext(lines, None)
-    response = web.StreamResponse(headers={"Content-Type": NDJSON, **NO_STORE})
-    await response.prepare(request)
-    try:
-        if first is not None:
-            await response.write(first)
-        async for line in lines:
-            async with asyncio.timeout(STALL_S):
-                await response.write(line)
-        await response.write_eof()
-    except (StoreUnavailable, TimeoutError, ConnectionError):
-        if request.transport is not None:
-            request.transport.abort()
-    return response
-
-
-async def _read_lines(request: web.Request, max_line_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
-    """Yield the lines of the body with their numbers; None for a line that is too long. Raise `RequestTimeout`."""
-    number, held, skipping = 1, bytearray(), False
-    while chunk := await _read_chunk(request):
-        *whole, rest = chunk.split(b"\n")
-        for piece in whole:
-            held += piece
-            if held.strip() or skipping:
-                yield number, None if skipping or len(held) > max_line_bytes else bytes(held)
-            number, held, skipping = number + 1, bytearray(), False
-        held += rest
-        if len(held) > max_line_bytes:
-            held, skipping = bytearray(), True
-    if held.strip() or skipping:
-        yield number, None if skipping else bytes(held)
-
-
-async def _read_chunk(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(STALL_S):
-            return await request.content.read(2**16)
-    except TimeoutError:
-        raise RequestTimeout(f"no data for {STALL_S:g} s: expected the rest of the lines") from None
-
 
 def _error_fields(error: GatewayError) -> dict[str, Any]:
     if isinstance(error, PurgeIncomplete):
         return {**error.outcome.as_json(), "recorded": error.outcome.recorded}
-    return error.result.as_json() if isinstance(error, ImportIncomplete) else {}
+    return {}

@@ -15,7 +15,7 @@ from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import int_parameter, json_errors, json_response
 from gateway.cache.bans import SHOWN_DIGITS
 from gateway.cache.eviction import Evictor
-from gateway.cache.export_import import call_of
+from gateway.cache.hits import call_of
 from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS

@@ -195,8 +195,11 @@ class ExplainHandler:
 
     core: AdminCore
 
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/admin/cache/explain", self._answer)]
+
     @operation(ExplainedPair, body=PairBody)
-    async def answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.Response:
         """Explain how the semantic cache of a route judges two prompts, with all that the route has learned.
 
         The call changes nothing. The prompts are neither logged nor stored.

@@ -386,8 +386,11 @@ class ExplainRequests:
 
     core: AdminCore
 
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/admin/explain", self._answer)]
+
     @operation(Explanation, body=WrappedRequest | dict[str, Any])
-    async def answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.Response:
         """Explain how the gateway would handle a request now, with the predicted latencies.
 
         The body is the body of a request, or an object with `body` and optionally `path`, `headers` and `tenant`.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from aiohttp import web
 
 from gateway.admin.policy_manager import PolicyManager
+from gateway.admin.responses import Handler
+from gateway.cache.purge import Purge
 from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.config.policy.model import Policy
@@ -20,17 +23,19 @@ from gateway.ports import Clock
 from gateway.steps.erasures import Erasures
 from gateway.steps.parts import Parts
 
-# By method and path: a class that takes an `AdminCore`, and whose objects are `OperationOnDemand`s.
 OPERATIONS = Extensions(
     "nearhit.admin",
     {
         "POST /admin/explain": "gateway.admin.explanation:ExplainRequests",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainHandler",
         "POST /admin/cache/erase": "gateway.features.erasure.admin:EraseAdmin",
+        "GET /admin/cache/export": "gateway.features.export.admin:ExportAdmin",
+        "POST /admin/cache/import": "gateway.features.export.admin:ExportAdmin",
         "POST /admin/cache/rekey": "gateway.features.encryption.admin:RekeyAdmin",
         "POST /admin/simulate": "gateway.features.simulation.admin:SimulationAdmin",
     },
 )
+"""By method and path: a class that takes an `AdminCore`, and whose objects are `AdminHandler`s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class AdminCore:
     config: Config
     clock: Clock
     stores: Stores
+    removal: Purge
     erasures: Erasures | None  # None: there is no secret, so nothing names those who caused it
     deployment: Deployment
     features: Features
@@ -48,31 +54,28 @@ class AdminCore:
     parts: Callable[[], Parts]  # returns those in force: a reference would keep a former index in memory
 
 
-class OperationOnDemand(Protocol):
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request. Its types are declared by `gateway.admin.operations.operation`."""
+class AdminHandler(Protocol):
+    def routes(self) -> list[web.RouteDef]:
+        """Return the operations. Their types are declared by `gateway.admin.operations.operation`."""
 
 
 @dataclass(slots=True)
-class _Operation:
-    """An operation that does not exist before its first request."""
+class OnDemand:
+    """Operations that do not exist before the first request for them. One object may have several."""
 
-    name: str
     core: AdminCore
-    loaded: OperationOnDemand | None = field(default=None, init=False)
+    handlers: dict[str, Handler] = field(default_factory=dict)  # by method and path
 
-    def route(self) -> web.RouteDef:
-        method, path = self.name.split()
-        return web.route(method, path, self.answer)
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.route(method, path, partial(self._answer, f"{method} {path}"))
+            for method, path in (name.split() for name in OPERATIONS.own)
+        ]
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if self.loaded is None:
-            kind = await asyncio.to_thread(OPERATIONS.load, self.name)  # the event loop goes on during the import
-            if self.loaded is None:  # another request may have built it
-                self.loaded = kind(self.core)
-        return await self.loaded.answer(request)
-
-
-def routes_on_demand(core: AdminCore) -> list[web.RouteDef]:
-    """Return the routes of these operations."""
-    return [_Operation(name, core).route() for name in OPERATIONS.own]
+    async def _answer(self, name: str, request: web.Request) -> web.StreamResponse:
+        if name not in self.handlers:
+            kind = await asyncio.to_thread(OPERATIONS.load, name)  # the event loop goes on during the import
+            handler: AdminHandler = kind(self.core)
+            for route in handler.routes():  # another request may have built them
+                self.handlers.setdefault(f"{route.method} {route.path}", route.handler)
+        return await self.handlers[name](request)

@@ -9,7 +9,19 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness
 from gateway.config.policy.model import ReplaySettings
 from gateway.context import RequestContext
-from gateway.messages import Basis, Call, Entry, Event, EventStream, FullBody, Provenance, Response, Verdict
+from gateway.messages import (
+    Basis,
+    Call,
+    Decisive,
+    Dialect,
+    Entry,
+    Event,
+    EventStream,
+    FullBody,
+    Provenance,
+    Response,
+    Verdict,
+)
 from gateway.ports import Clock
 from gateway.streams import BufferedStream
 
@@ -134,3 +146,18 @@ class _Split(NamedTuple):
 
 def _size(split: _Split) -> int:
     return split.size
+
+
+def call_of(entry: Entry, dialect: Dialect) -> Call:
+    """Return a call with the fields that are needed to read its answer."""
+    return Call(
+        dialect=dialect,
+        operation=entry.operation,
+        body={},
+        model=entry.model,
+        stream=entry.streamed,
+        decisive_source=Decisive(b"", b"", entry.question),
+        prompt_source="",
+        max_tokens=None,
+        user=None,
+    )

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.redis.records import NAMELESS, VERSION, RecordInvalid, decode, encode
-from gateway.cache.export_import import ImportedEntry, line_of, read_line
+from gateway.features.export.lines import ImportedEntry, line_of, read_line
 from gateway.messages import Entry
 from tests.fixtures.entries import entry_of, hexed
 

@@ -33,14 +33,13 @@ class RekeyAdmin:
 
     def __init__(self, core: AdminCore) -> None:
         self._rekey = Rekey(core.stores.redis, core.stores.file)
-        self._answer = json_errors(self._rewrite, _error_fields)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/admin/cache/rekey", json_errors(self._rewrite, _error_fields))]
 
     @operation(RekeyReport)
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Rewrite all records with the first key of `store.encryption`. A run that was cut off is repeated."""
-        return await self._answer(request)
-
     async def _rewrite(self, request: web.Request) -> web.StreamResponse:
+        """Rewrite all records with the first key of `store.encryption`. A run that was cut off is repeated."""
         summary = (await self._rekey.run()).as_json()
         add_audit_fields(request, **{name: value for name, value in summary.items() if name != "notes"})
         return json_response(summary)

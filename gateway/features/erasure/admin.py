@@ -87,14 +87,13 @@ class EraseAdmin:
 
     def __init__(self, core: AdminCore) -> None:
         self._core = core
-        self._answer = json_errors(self._erase, _error_fields)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/admin/cache/erase", json_errors(self._erase, _error_fields))]
 
     @operation(SignedReport, body=EraseBody)
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Erase all that one subject asked or caused, and return a signed report. With `dry_run`, count only."""
-        return await self._answer(request)
-
     async def _erase(self, request: web.Request) -> web.StreamResponse:
+        """Erase all that one subject asked or caused, and return a signed report. With `dry_run`, count only."""
         body = parse_section(EraseBody, parse_object(await request.read(), "a subject"))
         erasures, secret = self._core.erasures, self._core.parts().erasure_secret
         if erasures is None or secret is None:

@@ -1,1 +1,1 @@
-"""Export and import of stored answers: the commands."""
+"""Export and import of stored answers, as JSON lines."""

@@ -40,8 +40,11 @@ class SimulationAdmin:
         self._core = core
         self._runner = SimulationRunner(core.config, self._flush, self._embedder, core.clock.wall)
 
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/admin/simulate", self._answer)]
+
     @operation(SimulationReport, query=SimulateQuery, **{**YAML, "errors": {422: PolicyFaults | PolicyError}})
-    async def answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.Response:
         """Replay recorded traffic under a policy file and forecast hits, cost and latency. Nothing changes.
 
         The response is the output of `nearhit simulate --json`. One simulation runs at a time.
