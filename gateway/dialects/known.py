@@ -43,7 +43,7 @@ DECLARED: Mapping[str, Declaration] = {
         "gateway.features.torchserve.dialect:TorchServe",
         re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?"),
     ),
-    "mcp": Declaration("gateway.dialects.mcp:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
+    "mcp": Declaration("gateway.features.mcp.dialect:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
 }
 DEFAULT = "openai"  # the protocol of the gateway's own errors where no other is known
 

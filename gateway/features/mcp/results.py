@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gateway.bounded_cache import BoundedCache
-from gateway.dialects.mcp import CALL_TOOL, CHANGES, READ_RESOURCE, has_hints, params_of
+from gateway.features.mcp.dialect import CALL_TOOL, CHANGES, READ_RESOURCE, has_hints, params_of
 from gateway.features.mcp.rule import McpResultRule, McpRule, McpToolRule
 from gateway.messages import Admission, Bypass, CacheDirectives, CacheHints, Call
 

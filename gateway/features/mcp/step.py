@@ -13,10 +13,19 @@ from gateway.cache.placement import Placed
 from gateway.cache.response_directives import is_anonymous
 from gateway.config.policy.model import Route
 from gateway.context import FeatureState, Handler, RequestContext, resolve_response
-from gateway.dialects.mcp import CALL_TOOL, CHANGES, LIST_TOOLS, MCP, SESSION, params_of, read_message, result_of
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
 from gateway.feature import Runtime
+from gateway.features.mcp.dialect import (
+    CALL_TOOL,
+    CHANGES,
+    LIST_TOOLS,
+    MCP,
+    SESSION,
+    params_of,
+    read_message,
+    result_of,
+)
 from gateway.features.mcp.results import (
     McpKnowledge,
     authorisation_of,

@@ -9,7 +9,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.dialects.known import accepts, find_dialect
-from gateway.dialects.mcp import MCP, VERSION_KEY, has_hints, with_id
+from gateway.features.mcp.dialect import MCP, VERSION_KEY, has_hints, with_id
 from gateway.messages import Admission, Bypass, Call
 
 DIALECT = MCP()

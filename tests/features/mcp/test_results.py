@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.bounded_cache import BoundedCache
-from gateway.dialects.mcp import MCP, VERSION_KEY
+from gateway.features.mcp.dialect import MCP, VERSION_KEY
 from gateway.features.mcp.results import (
     NEVER,
     McpKnowledge,
