@@ -691,6 +691,18 @@ class ModelObjects:
 
 
 @dataclass(frozen=True, slots=True)
+class Budgets:
+    """How a dialect bounds thinking by a number of tokens.
+
+    `set` puts a budget into a body, below the limit on the answer; without one, the dialect's own limit holds. `cap`
+    lowers the client's budget below a limit.
+    """
+
+    set: Callable[[dict[str, Any], int, int | None], None]
+    cap: Callable[[dict[str, Any], int], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """How the endpoints of a dialect are called, besides the body of a call."""
 
@@ -699,7 +711,7 @@ class Endpoint:
     required_headers: tuple[tuple[str, str], ...] = ()  # with the values for clients that send none
     is_versioned: bool = False  # the base URL that clients are given ends in the version of the API
     embeds: bool = True  # there are endpoints with models of embeddings
-    has_budgets: bool = False  # thinking may have a budget in tokens
+    budgets: Budgets | None = None  # for thinking
     paths_name_models: bool = False  # paths that no dialect claims name models, too: see `Dialect.renamed_path`
     models: ModelObjects | None = None  # None without a list of models at `/v1/models`
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +25,7 @@ PATHS = {
     "mcp": "/mcp",
 }
 
-# A protocol whose questions differ in more than their letters, for endpoints of OpenAI-compatible servers.
-SHOUT = """
-import re
-import orjson
-from gateway.dialects.unstreamed import Unstreamed
-from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Outgoing
-
-
-class Shout(Unstreamed):
-    name = "shout"
-    accepted_by = frozenset({"openai"})
-    path = re.compile("/v1/shout")
-
-    def parse(self, path, body, headers):
-        if not body.isascii():
-            raise BadRequest("the shout is not ASCII")
-        decisive = body.upper()
-        return Call(
-            dialect=self, operation="shout", body={"shout": body}, model="", stream=False,
-            decisive_source=Decisive(decisive, decisive, None, Bypass.NO_TEXT),
-            prompt_source=body.decode(), max_tokens=None, user=None,
-        )
-
-    def outgoing(self, path, call, *, model, kept):
-        return Outgoing(path, call.body["shout"])
-
-    def error(self, kind, message, param=None):
-        return orjson.dumps({"shout": message.upper()})
-"""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "dialect"
 
 
 def imported(program: str) -> set[str]:
@@ -64,14 +36,14 @@ def imported(program: str) -> set[str]:
 
 @pytest.fixture
 def shout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with a dialect, for processes."""
-    site = tmp_path / "site"
-    about = site / "shout-1.0.dist-info"
+    """The example of a package with a dialect is installed for processes."""
+    points = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
+    about = tmp_path / "site" / "nearhit_shout-1.0.dist-info"
     about.mkdir(parents=True)
-    (site / "shout.py").write_text(SHOUT)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[nearhit.dialects]\nshout = shout:Shout\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *sys.path]))
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: nearhit-shout\nVersion: 1.0\n")
+    lines = [f"[{group}]\n{name} = {place}" for group, named in points.items() for name, place in named.items()]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(about.parent), str(EXAMPLE), *sys.path]))
 
 
 @pytest.mark.parametrize("name", LAZY)
@@ -108,9 +80,9 @@ async def test_a_dialect_of_another_package_is_served_cached_and_passed_to_a_bac
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
     async with served_by_process(config) as served:
         first, again = [await served.post("/v1/shout", data) for data in (b"hello", b"HELLO")]
-        refused = await served.post("/v1/shout", "hé".encode())
+        refused = await served.post("/v1/shout", b"\xff")
     assert (first.status, first.body) == (200, b"HO: hello")
     assert (again.status, again.body) == (200, b"HO: hello")
     assert "detail=exact" in again.headers["Cache-Status"]
     assert [(call.path, call.body) for call in upstream.calls] == [("/v1/shout", b"hello")]
-    assert (refused.status, refused.body) == (400, b'{"shout":"THE SHOUT IS NOT ASCII"}')
+    assert (refused.status, refused.body) == (400, b'{"shout":"THE SHOUT IS NOT UTF-8"}')

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic import answers, errors
+from gateway.dialects.anthropic.budgets import cap_budget, set_budget
 from gateway.dialects.anthropic.equal_forms import messages_form
 from gateway.dialects.anthropic.models import anthropic_model, anthropic_page
 from gateway.dialects.anthropic.requests import MESSAGES, without_cache_marks
@@ -39,6 +40,7 @@ from gateway.dialects.structured_answers import read_parts
 from gateway.errors import BadRequest
 from gateway.messages import (
     AnswerParts,
+    Budgets,
     Bypass,
     Call,
     Decisive,
@@ -71,7 +73,7 @@ class Anthropic(Conversational):
         own_headers=frozenset({VERSION, BETA, "anthropic-dangerous-direct-browser-access"}),
         required_headers=((VERSION, "2023-06-01"),),  # the only supported version besides an older one
         embeds=False,
-        has_budgets=True,
+        budgets=Budgets(set_budget, cap_budget),
         models=ModelObjects(anthropic_model, anthropic_page, query="limit=1000"),  # a page has at most this many
     )
     token_count_path = COUNT_TOKENS

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic.requests import LIMITS
+from gateway.dialects.anthropic.requests import DEFAULT_MAX_TOKENS, LIMITS
 from gateway.dialects.anthropic.thinking import EFFORTS, fit_settings, fit_thinking
 from gateway.dialects.anthropic.translation.call_ids import PairedIds
 from gateway.dialects.json_body import limit_of, load_json, sent_model
@@ -16,7 +16,6 @@ from gateway.dialects.translation.limits import Fitting, fitting, object_schema
 from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
 from gateway.errors import BadRequest
 
-DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit, and all its models accept this one
 SYSTEM = ("system", "developer")
 # Fields that would change the response. Other fields that Anthropic does not know are left out.
 UNSUPPORTED_FIELDS = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
