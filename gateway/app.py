@@ -97,7 +97,7 @@ class Gateway:
         # called for every request; a partial needs no Python frame
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
-        self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
+        self.dashboard = Dashboard(parts, stores, observer)
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(
             config,
@@ -144,6 +144,7 @@ class Gateway:
             self.erasures,
             self._deployment,
             self.features,
+            self.access.key_admin.listed,
             self.policies,
             lambda: self.policy,
             lambda: self.parts,
@@ -160,7 +161,6 @@ class Gateway:
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
-                *bootstrap.cache_admin_of(config, self.removal, self.access, lambda: self.policy).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),

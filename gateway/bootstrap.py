@@ -26,8 +26,6 @@ from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.adapters.system.audit_file import AuditFile
 from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.admin.audit import AuditTrail
-from gateway.admin.cache import CacheAdmin, PurgeValidation
-from gateway.admin.entries import EntriesHandler
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
 from gateway.admin.jobs import JobsHandler
@@ -219,16 +217,13 @@ class Dashboard:
     """`Dashboard` builds the dashboard. Its `observer` sees every request, for metrics, logs, traces and the live
     view."""
 
-    def __init__(self, parts: Parts, stores: Stores, make_observer: Observed, policy: Callable[[], Policy]) -> None:
-        """`policy` returns the policy in force."""
-        spaces = parts.spaces  # holding all the parts would keep a former space in memory
-        self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
+    def __init__(self, parts: Parts, stores: Stores, make_observer: Observed) -> None:
         self.decisions = LiveEvents()
         self.history_recorder = HistoryRecorder(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
         self.observer = make_observer(parts, self.decisions)
 
     def routes(self) -> list[web.RouteDef]:
-        handlers = (StaticFiles(), self.history_recorder, LiveHandler(self.decisions), self._entries)
+        handlers = (StaticFiles(), self.history_recorder, LiveHandler(self.decisions))
         return [route for handler in handlers for route in handler.routes()]
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
@@ -260,12 +255,6 @@ def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], 
         telemetry=parts.telemetry,
         horizon_s=horizon_s,
     )
-
-
-def cache_admin_of(config: Config, removal: Purge, access: Access, policy: Callable[[], Policy]) -> CacheAdmin:
-    """Build the admin routes of the cache. `policy` returns the policy in force."""
-    tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
-    return CacheAdmin(removal, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
 
 
 def recovery_of(

@@ -13,9 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.cache.explanation import ExplainedPair
 from gateway.cache.flight import SharedCall
 from gateway.cache.stored_parts import Part, StoredPart
 from gateway.config.policy.features import FEATURES
@@ -28,6 +27,9 @@ from gateway.ports import Clock
 from gateway.steps.guard import Recovery, skip
 from gateway.steps.parse_and_route import Reader, apply_route
 from gateway.steps.route_ports import RoutePorts
+
+if TYPE_CHECKING:  # only explanations need it
+    from gateway.cache.explanation import ExplainedPair
 
 
 @dataclass(frozen=True, slots=True)

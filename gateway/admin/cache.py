@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import islice
 from re import fullmatch
 from typing import Annotated, Any
@@ -11,12 +12,11 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from gateway.admin.audit import add_audit_fields
-from gateway.admin.keys import KeyAdmin
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import int_parameter, json_errors, json_response, parse_object, parse_section
-from gateway.cache.purge import Purge, PurgeIncomplete, PurgeRequest, PurgeResult
+from gateway.cache.purge import PurgeIncomplete, PurgeRequest, PurgeResult
 from gateway.config.errors import format_value
-from gateway.config.policy.model import Policy
 from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
 from gateway.errors import BadRequest, GatewayError, StoreUnavailable
@@ -25,45 +25,32 @@ from gateway.errors import BadRequest, GatewayError, StoreUnavailable
 MAX_LISTED_NAMES = 20
 
 
+@dataclass(frozen=True, slots=True)
 class PurgeValidation:
-    """`PurgeValidation` finds the names in a purge that nothing has.
+    """`PurgeValidation` finds the names in a purge that nothing has."""
 
-    `policy` returns the policy in force. `tenants` are those of the configuration's keys; `key_admin` has the others.
-    `tenants` is None if tenants have no names, because backends check their credentials.
-    """
-
-    def __init__(
-        self,
-        policy: Callable[[], Policy],
-        backends: Collection[str],
-        tenants: Collection[str] | None,
-        key_admin: KeyAdmin,
-    ) -> None:
-        self._policy = policy
-        self._backends = backends
-        self._tenants = tenants
-        self._keychain = key_admin
+    core: AdminCore
 
     async def unknown_names(self, purge_request: PurgeRequest) -> list[str]:
         """Return a sentence for each name that nothing has."""
         messages = [
             unknown_name_message(
-                "route of the policy in force", purge_request.route, [each.name for each in self._policy().routes]
+                "route of the policy in force", purge_request.route, [each.name for each in self.core.policy().routes]
             ),
-            unknown_name_message("backend of the configuration", purge_request.backend, self._backends),
+            unknown_name_message(
+                "backend of the configuration", purge_request.backend, list(self.core.config.backends)
+            ),
         ]
-        if purge_request.tenant is not None and self._tenants is not None and purge_request.tenant not in self._tenants:
-            messages.append(
-                unknown_name_message(
-                    "tenant with a key", purge_request.tenant, await self._tenants_with_keys(self._tenants)
-                )
-            )
+        auth = self.core.config.auth  # in other modes backends check credentials, and tenants have no names
+        if purge_request.tenant is not None and auth.mode == "keys" and purge_request.tenant not in auth.keys:
+            known = await self._tenants_with_keys(auth.keys)
+            messages.append(unknown_name_message("tenant with a key", purge_request.tenant, known))
         return [sentence for sentence in messages if sentence is not None]
 
     async def _tenants_with_keys(self, configured: Collection[str]) -> Collection[str] | None:
         """Return the names of all tenants with a key. None: the store does not answer."""
         try:
-            return sorted({*configured, *(key.tenant for key in await self._keychain.listed())})
+            return sorted({*configured, *(key.tenant for key in await self.core.api_keys())})
         except StoreUnavailable:
             return None
 
@@ -184,9 +171,9 @@ class EntriesReport(TypedDict):
 class CacheAdmin:
     """`CacheAdmin` serves purge and entries."""
 
-    def __init__(self, removal: Purge, names: PurgeValidation) -> None:
-        self._removal = removal
-        self._names = names
+    def __init__(self, core: AdminCore) -> None:
+        self._removal = core.removal
+        self._names = PurgeValidation(core)
 
     def routes(self) -> list[web.RouteDef]:
         return [

@@ -5,23 +5,21 @@ Questions and answers are shown only if their route has `record: {prompts: on}` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from aiohttp import web
 from pydantic import Field
 
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import int_parameter, json_errors, json_response
 from gateway.cache.bans import SHOWN_DIGITS
-from gateway.cache.eviction import Evictor
 from gateway.cache.hits import call_of
-from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
 from gateway.messages import Entry
-from gateway.ports import Clock
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_TEXT_CHARS = 4_000  # characters of an answer, and of a question
@@ -76,19 +74,12 @@ class TopEntries(TypedDict):
     """The routes whose questions and answers may be shown."""
 
 
+@dataclass(frozen=True, slots=True)
 class EntriesHandler:
-    """`EntriesHandler` serves details of stored answers.
+    """`EntriesHandler` serves details of stored answers. Hits are those that this gateway has counted since its
+    start."""
 
-    `front` and `policy` return those in force. Hits are those that this gateway has counted since its start.
-    """
-
-    def __init__(
-        self, front: Callable[[], TieredStore], evictions: Evictor, policy: Callable[[], Policy], clock: Clock
-    ) -> None:
-        self._front = front
-        self._evictions = evictions
-        self._policy = policy
-        self._clock = clock
+    core: AdminCore
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -99,7 +90,7 @@ class EntriesHandler:
     @operation(EntryDetails)
     async def _get_entry(self, request: web.Request) -> web.Response:
         """Show one stored answer. `question` and `answer` are null unless its route has `record: {prompts: on}`."""
-        entry = await self._front().get(request.match_info["fingerprint"])
+        entry = await self.core.parts().store.get(request.match_info["fingerprint"])
         if entry is None:
             raise NotFound("no such answer is stored: it has expired, was removed or was never there")
         return json_response({**self._entry_report(entry), **self._texts(entry)})
@@ -108,17 +99,17 @@ class EntriesHandler:
     async def _get_top(self, request: web.Request) -> web.Response:
         """List the stored answers with the most hits in this gateway since its start."""
         found: list[TopEntry] = []
-        for fingerprint, hits in await self._evictions.most_used(
+        for fingerprint, hits in await self.core.parts().evictions.most_used(
             int_parameter(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         ):
-            entry = await self._front().get(fingerprint)
+            entry = await self.core.parts().store.get(fingerprint)
             if entry is not None:
                 found.append({**self._entry_report(entry), "hits": hits, "question": self._texts(entry)["question"]})
-        routes = [route.name for route in self._policy().routes if _may_show(route.name, self._policy())]
+        routes = [route.name for route in self.core.policy().routes if _may_show(route.name, self.core.policy())]
         return json_response({"entries": found, "prompts_of": routes})
 
     def _entry_report(self, entry: Entry) -> EntryReport:
-        now = self._clock.wall()
+        now = self.core.clock.wall()
         return {
             "fingerprint": entry.fingerprint,
             "scope": entry.scope,
@@ -142,7 +133,7 @@ class EntriesHandler:
 
     def _texts(self, entry: Entry) -> EntryTexts:
         """Return question and answer. None: they may not be shown, or are not text."""
-        if not _may_show(entry.route, self._policy()):
+        if not _may_show(entry.route, self.core.policy()):
             return {"prompts": False, "question": None, "answer": None}
         dialect = DIALECTS.get(entry.dialect)
         call = None if dialect is None else call_of(entry, dialect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -15,6 +15,7 @@ from gateway.admin.responses import Handler
 from gateway.cache.purge import Purge
 from gateway.cache.stores import Stores
 from gateway.config import Config
+from gateway.config.api_keys import ApiKey
 from gateway.config.policy.model import Policy
 from gateway.extensions import Extensions
 from gateway.feature import Features
@@ -29,6 +30,10 @@ OPERATIONS = Extensions(
         "POST /admin/explain": "gateway.admin.explanation:ExplainRequests",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainHandler",
         "POST /admin/cache/erase": "gateway.features.erasure.admin:EraseAdmin",
+        "POST /admin/cache/purge": "gateway.admin.cache:CacheAdmin",
+        "GET /admin/cache/entries": "gateway.admin.cache:CacheAdmin",
+        "GET /admin/cache/entries/{fingerprint}": "gateway.admin.entries:EntriesHandler",
+        "GET /admin/cache/top": "gateway.admin.entries:EntriesHandler",
         "GET /admin/cache/export": "gateway.features.export.admin:ExportAdmin",
         "POST /admin/cache/import": "gateway.features.export.admin:ExportAdmin",
         "POST /admin/cache/rekey": "gateway.features.encryption.admin:RekeyAdmin",
@@ -49,6 +54,7 @@ class AdminCore:
     erasures: Erasures | None  # None: there is no secret, so nothing names those who caused it
     deployment: Deployment
     features: Features
+    api_keys: Callable[[], Awaitable[Sequence[ApiKey]]]  # raises `StoreUnavailable`
     policies: PolicyManager
     policy: Callable[[], Policy]  # returns the one in force
     parts: Callable[[], Parts]  # returns those in force: a reference would keep a former index in memory
