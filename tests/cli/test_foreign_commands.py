@@ -24,13 +24,13 @@ def register(command):
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path with a distribution that has a command, and one that cannot be loaded."""
-    (tmp_path / "of_others.py").write_text(GREET)
-    about = tmp_path / "of_others-1.0.dist-info"
+    (tmp_path / "greeting.py").write_text(GREET)
+    about = tmp_path / "greeting-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: of-others\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[nearhit.commands]\ngreet = of_others\nlost = of_others:NOTHING\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[nearhit.commands]\ngreet = greeting\nlost = greeting:NOTHING\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "of_others", raising=False)
+    monkeypatch.delitem(sys.modules, "greeting", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
     return tmp_path
 
@@ -57,10 +57,10 @@ def test_help_and_completion_have_commands_of_other_packages() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_command_that_cannot_be_loaded_is_named_with_its_package() -> None:
-    assert "lost of of-others cannot be loaded" in " ".join(nearhit("--help").stdout.split())
+    assert "lost of greeting cannot be loaded" in " ".join(nearhit("--help").stdout.split())
     run = nearhit("lost", "--json")
     assert run.returncode == 1
-    assert run.stderr.startswith("nearhit: nearhit.commands: lost of of-others cannot be loaded from of_others:NOTHING")
+    assert run.stderr.startswith("nearhit: nearhit.commands: lost of greeting cannot be loaded from greeting:NOTHING")
     with pytest.raises(StartupError):
         build_parser(["lost"])
 
@@ -72,4 +72,4 @@ def test_no_other_command_imports_a_command_of_another_package(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         parser.parse_args(["gret"])
     assert "did you mean greet?" in capsys.readouterr().err
-    assert "of_others" not in sys.modules
+    assert "greeting" not in sys.modules
