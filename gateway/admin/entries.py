@@ -75,8 +75,8 @@ class TopEntries(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class EntriesHandler:
-    """`EntriesHandler` serves details of stored answers. Hits are those that this gateway has counted since its
+class EntriesAdmin:
+    """`EntriesAdmin` serves details of stored answers. Hits are those that this gateway has counted since its
     start."""
 
     core: AdminCore
