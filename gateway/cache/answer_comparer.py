@@ -144,24 +144,26 @@ class AnswerComparer:
             return None
         return await self.compare_texts(a, b, fresh.question or "", stored.question or "")
 
-    async def compare_texts(self, a: str, b: str, asked: str = "", stored: str = "") -> Label:
-        """Return whether two answers say the same. One comparison runs at a time, in its turn. `asked` is the question
-        of `b`, or `""` if it is not known. `stored` is the question of `a`, if it is another one."""
+    async def compare_texts(self, a: str, b: str, question: str = "", stored: str = "") -> Label:
+        """Return whether two answers say the same. One comparison runs at a time, in its turn. `question` is the
+        question of `b`, or `""` if it is not known. `stored` is the question of `a`, if it is another."""
         async with self._comparison_lock:
             await self.budget.wait_turn()
             with self.budget.spending():
-                label = compare_words(a, b, asked, stored)
+                label = compare_words(a, b, question, stored)
             if label is not None:
                 return label
             first, second = await self._embed(a, b)
             with self.budget.spending():
-                return compare(a, b, None if first is None or second is None else float(first @ second), asked, stored)
+                return compare(
+                    a, b, None if first is None or second is None else float(first @ second), question, stored
+                )
 
     async def _embed(self, *texts: str) -> list[Vector | None]:
         """Return the embedding of each text, or None as `text_vector` does. All that are not known go together."""
         keys = [_key(text) for text in texts]
-        known = {key: self._vectors.get(key) for key in keys}
-        pieces = {key: passages(text) for key, text in zip(keys, texts, strict=True) if known[key] is None}
+        vectors = {key: self._vectors.get(key) for key in keys}
+        pieces = {key: passages(text) for key, text in zip(keys, texts, strict=True) if vectors[key] is None}
         if pieces:
             clock = asyncio.get_running_loop()
             started = clock.time()
@@ -170,13 +172,13 @@ class AnswerComparer:
                     await self._embedder.embed_idle([piece for each in pieces.values() for piece in each])
                 )
             except EmbedderUnavailable:
-                return [known[key] for key in keys]
+                return [vectors[key] for key in keys]
             for key, each in pieces.items():
-                vector = known[key] = text_vector([next(embeddings) for _ in each])
+                vector = vectors[key] = text_vector([next(embeddings) for _ in each])
                 if vector is not None:
                     self._vectors.put(key, vector)
             await asyncio.sleep(min(MAX_REST_S, REST_FACTOR * (clock.time() - started)))
-        return [known[key] for key in keys]
+        return [vectors[key] for key in keys]
 
     async def _answer_text(self, call: Call, entry: Entry) -> str | None:
         read = partial(call.dialect.answer_text, call, entry.payload, entry.streamed)

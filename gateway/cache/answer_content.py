@@ -74,8 +74,8 @@ def content_of(text: str) -> Content:
     code = frozenset(" ".join(each.split()) for each in _CODE.findall(text))
     led = _POLARITY.match(text)
     words, numbers, names, negations = list[str](), set[str](), set[str](), 0
-    for found in _WORD.finditer(text):
-        raw = found.group()
+    for match in _WORD.finditer(text):
+        raw = match.group()
         word = raw.casefold().replace("\u2019", "'")
         negations += word in _NEGATIONS or word.endswith("n't")
         word = _UNITS.get(_NUMBERS.get(word, word), _NUMBERS.get(word, word)).removesuffix("'s")
@@ -86,7 +86,7 @@ def content_of(text: str) -> Content:
             continue
         else:
             words.append(word[:STEM] if word.isalpha() else word)
-            if raw[:1].isupper() and _WITHIN.search(text, 0, found.start()):
+            if raw[:1].isupper() and _WITHIN.search(text, 0, match.start()):
                 names.add(word[:STEM])
     sign = None if led is None else _SIGNS[led.group(1).casefold()]
     return Content(tuple(words), frozenset(numbers), frozenset(names), code, sign, negations - (sign is False))
@@ -102,43 +102,43 @@ class Agreement(Enum):
     UNKNOWN = "unknown"  # nothing
 
 
-def agreement(a: str, b: str, asked: str, stored: str = "") -> Agreement:
-    """Return what the contents of two answers to `asked` tell. `stored` is the question that `a` answered, if it was
+def agreement(a: str, b: str, question: str, stored: str = "") -> Agreement:
+    """Return what the contents of two answers to `question` tell. `stored` is the question that `a` answered, if it was
     another one."""
-    found = _agreement(a, b, asked)
-    repeats = stored and found in (Agreement.SAME, Agreement.PARTLY) and _repeat_own_questions(a, b, asked, stored)
-    return Agreement.UNCLEAR if repeats else found
+    result = _agreement(a, b, question)
+    repeats = stored and result in (Agreement.SAME, Agreement.PARTLY) and _repeat_own_questions(a, b, question, stored)
+    return Agreement.UNCLEAR if repeats else result
 
 
-def _repeat_own_questions(a: str, b: str, asked: str, stored: str) -> bool:
+def _repeat_own_questions(a: str, b: str, question: str, stored: str) -> bool:
     """Return whether an answer has words of its own question that neither the other question nor its answer has.
 
     Such as "Paris" where a text that is to be read names Paris, and the other text Lyon.
     """
-    first, second = set(content_of(stored).words), set(content_of(asked).words)
+    first, second = set(content_of(stored).words), set(content_of(question).words)
     mine, theirs = set(content_of(a).words), set(content_of(b).words)
     return bool((first - second) & (mine - theirs) or (second - first) & (theirs - mine))
 
 
-def _agreement(a: str, b: str, asked: str) -> Agreement:
-    known, first, second = content_of(asked), content_of(a), content_of(b)
+def _agreement(a: str, b: str, question: str) -> Agreement:
+    prompt, first, second = content_of(question), content_of(a), content_of(b)
     signs = first.sign is not None and second.sign is not None
     if signs and first.sign is not second.sign:
         return Agreement.DIFFERENT
-    if len(_added(first, known)) > len(_added(second, known)):
+    if len(_added(first, prompt)) > len(_added(second, prompt)):
         first, second = second, first
-    mine, theirs = _added(first, known), _added(second, known)
+    mine, theirs = _added(first, prompt), _added(second, prompt)
     if not mine and not signs:  # it repeats words of the question, perhaps one of those that this gives to choose from
         mine, theirs = list(dict.fromkeys(first.words)), list(dict.fromkeys(second.words))
         if set(mine).isdisjoint(theirs):
             return Agreement.UNKNOWN
-        if _CHOICE.search(asked) is None:
+        if _CHOICE.search(question) is None:
             return Agreement.UNCLEAR
-    if not first.numbers - known.numbers <= second.numbers:
-        exchanged = second.numbers - known.numbers and not set(mine) & set(theirs)
+    if not first.numbers - prompt.numbers <= second.numbers:
+        exchanged = second.numbers - prompt.numbers and not set(mine) & set(theirs)
         return Agreement.DIFFERENT if exchanged else Agreement.UNKNOWN
-    found = sum(each in theirs for each in mine)
-    share = found / len(mine) if mine else 1.0
+    shared = sum(each in theirs for each in mine)
+    share = shared / len(mine) if mine else 1.0
     if share < HALF:
         names = set(mine) & set(theirs) & (first.names | second.names)
         return Agreement.UNCLEAR if signs or names else Agreement.UNKNOWN

@@ -58,13 +58,13 @@ def is_comparable(a: str, b: str) -> bool:
     return bool(a.strip() and b.strip()) and max(len(a), len(b)) <= MAX_COMPARED
 
 
-def compare(a: str, b: str, similarity: float | None, asked: str = "", stored: str = "") -> Label:
+def compare(a: str, b: str, similarity: float | None, question: str = "", stored: str = "") -> Label:
     """Return whether one answer may replace the other. `similarity` is their cosine, or None if it is not known.
-    `asked` is the question of `b`, or `""` to leave the contents uncompared. `stored` is the question of `a`, if it is
-    another one."""
+    `question` is the question of `b`, or `""` to leave the contents uncompared. `stored` is the question of `a`, if it
+    is another."""
     if is_same_text(a, b):
         return Label.RIGHT
-    contents = agreement(a, b, asked, stored) if asked and is_comparable(a, b) else Agreement.UNKNOWN
+    contents = agreement(a, b, question, stored) if question and is_comparable(a, b) else Agreement.UNKNOWN
     if (label := BY_CONTENT.get(contents)) is not None:
         return label
     if similarity is None or not is_comparable(a, b):
@@ -152,12 +152,12 @@ NEARLY_ALL = 0.8  # shared content words over all of both texts
 _WORD = re.compile(r"\w+")
 
 
-def compare_words(a: str, b: str, asked: str = "", stored: str = "") -> Label | None:
-    """Return the result if the words decide without embeddings, or None. `asked` and `stored` are those of
+def compare_words(a: str, b: str, question: str = "", stored: str = "") -> Label | None:
+    """Return the result if the words decide without embeddings, or None. `question` and `stored` are those of
     `compare`."""
     if is_same_text(a, b) or not is_comparable(a, b):
         return compare(a, b, None)
-    if asked and (contents := agreement(a, b, asked, stored)) is not Agreement.UNKNOWN:
+    if question and (contents := agreement(a, b, question, stored)) is not Agreement.UNKNOWN:
         return BY_CONTENT.get(contents)
     if not (a.isascii() and b.isascii()):
         return None

@@ -186,17 +186,17 @@ def _join_subjects(bans: Iterable[Ban]) -> list[Ban]:
         subjects, tenant = ban.conditions.subjects, ban.conditions.tenant
         if not subjects or ban.conditions != BanConditions(tenant=tenant, subjects=subjects):
             others.append(ban)
-        elif (known := joined.get(tenant)) is None:
+        elif (joint := joined.get(tenant)) is None:
             joined[tenant] = ban
         else:
             joined[tenant] = Ban(
                 f"of-{ban.id}"[:64],
                 ban.at,
-                max(known.expires_at, ban.expires_at),
-                BanConditions(tenant=tenant, subjects=known.conditions.subjects | subjects),
-                max(known.made_monotonic, ban.made_monotonic),
-                known.erasure or ban.erasure,
-                min(known.records, ban.records),
+                max(joint.expires_at, ban.expires_at),
+                BanConditions(tenant=tenant, subjects=joint.conditions.subjects | subjects),
+                max(joint.made_monotonic, ban.made_monotonic),
+                joint.erasure or ban.erasure,
+                min(joint.records, ban.records),
             )
     return sorted((*others, *joined.values()), key=lambda ban: ban.at)
 
@@ -226,8 +226,8 @@ class Bans:
 
     def is_erased(self, entry: Entry) -> bool:
         """Return whether an entry was made before its subject was erased, also if it comes from an export since."""
-        made = entry.created - entry.upstream_s
-        return any(ban.erasure and made <= ban.at and ban.conditions.matches(entry) for ban in self.in_force)
+        requested_at = entry.created - entry.upstream_s
+        return any(ban.erasure and requested_at <= ban.at and ban.conditions.matches(entry) for ban in self.in_force)
 
     def sweep(self, entry: Entry, now: float) -> bool:
         """Return whether to remove an entry from memory, as `Ban.sweeps`."""
@@ -245,12 +245,12 @@ class Bans:
 
         Bans in force stay: a store that lost its last writes may have the removed answers again.
         """
-        known = {ban.id: ban.made_monotonic for ban in self.in_force}
-        given = tuple(replace(ban, made_monotonic=known.get(ban.id, NEVER)) for ban in bans)
-        others = {ban.id for ban in given} | {UNREADABLE}
-        self._put([*(other for other in self.in_force if other.id not in others), *given], now)
+        made_at = {ban.id: ban.made_monotonic for ban in self.in_force}
+        merged = tuple(replace(ban, made_monotonic=made_at.get(ban.id, NEVER)) for ban in bans)
+        others = {ban.id for ban in merged} | {UNREADABLE}
+        self._put([*(other for other in self.in_force if other.id not in others), *merged], now)
         self.loaded = True
-        return tuple(ban for ban in self.in_force if ban.id not in known)
+        return tuple(ban for ban in self.in_force if ban.id not in made_at)
 
     def expire(self, now: float) -> None:
         """Drop the bans whose entries have all expired."""

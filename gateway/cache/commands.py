@@ -180,8 +180,8 @@ def _words_from(chunks: Sequence[str], cores: Sequence[str], start: int) -> tupl
 def differ(mine: Command | None, other: Command | None) -> bool:
     """Return whether two texts have other commands."""
     if mine is None or other is None:
-        found = mine or other
-        return found is not None and (bool(found.options) or any(map(_ARGUMENT.match, found.words[1:2])))
+        command = mine or other
+        return command is not None and (bool(command.options) or any(map(_ARGUMENT.match, command.words[1:2])))
     if mine.options != other.options:
         return True
     if mine.words and other.words:

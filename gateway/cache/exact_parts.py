@@ -171,16 +171,16 @@ class ExactParts:
 
 def _amounts(runs: Iterable[str]) -> list[str]:
     """Return the digits of the numbers, in their order. A "k" behind a number is three zeros."""
-    found, behind_number = list[str](), False
+    amounts, behind_number = list[str](), False
     for run in runs:
         if run == "k" and behind_number:
-            found[-1] += "000"
+            amounts[-1] += "000"
         behind_number = run.isdecimal()
         if behind_number:
-            found.append(_without_zeros(run))
+            amounts.append(_without_zeros(run))
         elif run in WORDS_OF_NUMBERS and run not in _SOFT:
-            found.append(_VALUES[run])
-    return found
+            amounts.append(_VALUES[run])
+    return amounts
 
 
 def _without_zeros(digits: str) -> str:
@@ -196,19 +196,19 @@ def read_parts(text: str, words: Set[str], signs: Set[str]) -> ExactParts | None
         text = _SCRIPTS.sub(" ", normalize("NFKC", text))
     if "," in text:
         text = _GROUPED.sub("", text)
-    found, previous = _Parts(words), ""
+    parts, previous = _Parts(words), ""
     for chunk in text.split(maxsplit=MAX_CHUNKS)[:MAX_CHUNKS]:
         if not (chunk.isalpha() and (chunk.islower() or (len(chunk) > 1 and chunk.istitle()))):
             if chunk in _OPERATORS:
-                found.operators.add(chunk)
+                parts.operators.add(chunk)
             else:
-                found.add(chunk[:MAX_CHUNK], labelled=previous.strip(_PROSE).lower() in _LABELS)
+                parts.add(chunk[:MAX_CHUNK], labelled=previous.strip(_PROSE).lower() in _LABELS)
         previous = chunk
     if "(" in text:
-        found.add_calls(text)
+        parts.add_calls(text)
     if "`" in text:
-        found.code.update(" ".join(span.split()) for span in _BACKTICKS.findall(text))
-    return found.parts(text)
+        parts.code.update(" ".join(span.split()) for span in _BACKTICKS.findall(text))
+    return parts.parts(text)
 
 
 def _may_have_chunks(text: str, signs: Set[str]) -> bool:

@@ -26,11 +26,11 @@ def by_first_word(text: str) -> dict[str, str]:
 
 
 def _symmetric(pairs: Iterable[Iterable[str]]) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+    opposites: dict[str, set[str]] = {}
     for a, b in pairs:
-        found.setdefault(a, set()).add(b)
-        found.setdefault(b, set()).add(a)
-    return {word: frozenset(others) for word, others in found.items()}
+        opposites.setdefault(a, set()).add(b)
+        opposites.setdefault(b, set()).add(a)
+    return {word: frozenset(others) for word, others in opposites.items()}
 
 
 # The most frequent opposites in questions to assistants. One of them anywhere in a text makes it another question.

@@ -62,8 +62,8 @@ class Counterexamples:
 
 def is_related(key: str, fingerprints: Set[str], questions: Set[str]) -> bool:
     """Return whether the key of a relation or a link has one of these entries or digests of questions."""
-    _, asked, fingerprint, *_ = (*key.split(":"), "", "", "")
-    return fingerprint in fingerprints or asked in questions
+    _, question, fingerprint, *_ = (*key.split(":"), "", "", "")
+    return fingerprint in fingerprints or question in questions
 
 
 # The semantic hits that feedback can still refer to.

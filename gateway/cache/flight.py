@@ -228,11 +228,11 @@ class SharedCall:
                     waiter.exception()  # retrieved here, as its client may be about to leave
         elif not isinstance(error, UpstreamStreamError | GatewayError):
             LOG.error("internal error in a stream", exc_info=error)
-        known = isinstance(error, UpstreamStreamError | GatewayError)
+        is_expected = isinstance(error, UpstreamStreamError | GatewayError)
         self._error = (
             error
             if isinstance(error, UpstreamStreamError)
-            else UpstreamStreamError(str(error) if known else "internal error")
+            else UpstreamStreamError(str(error) if is_expected else "internal error")
         )
 
     def _wake(self) -> None:

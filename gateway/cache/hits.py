@@ -84,8 +84,8 @@ def replay_duration_s(rule: ReplaySettings, origin: Provenance, events: int, rem
     first token.
     """
     tokens = origin.output_tokens or events
-    known = origin.output_tokens > 0 and origin.upstream_s > 0
-    rate = rule.rate or (origin.output_tokens / origin.upstream_s if known else DEFAULT_TOKEN_RATE)
+    is_measured = origin.output_tokens > 0 and origin.upstream_s > 0
+    rate = rule.rate or (origin.output_tokens / origin.upstream_s if is_measured else DEFAULT_TOKEN_RATE)
     longest = MAX_REPLAY_S if remaining_s is None else max(0.0, min(MAX_REPLAY_S, remaining_s))
     return min(tokens / rate, longest)
 
@@ -129,9 +129,9 @@ class SplitCache:
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         """Split an answer. See `Dialect.events`. Raise `MalformedResponse`."""
         key = call.dialect.name, call.operation, whole
-        known = self._cache.get(key)
-        if known is not None:
-            return known.events
+        split = self._cache.get(key)
+        if split is not None:
+            return split.events
         events = call.dialect.events(call, whole)
         size = len(whole) + sum([EVENT_BYTES + len(event.data) for event in events])
         if size <= self._max_answer_bytes:

@@ -67,8 +67,8 @@ COURTESY = frozenset(
 
 def instructions_in(text: str) -> frozenset[str]:
     """Return the instructions to the model in a text, each as its words in lower case."""
-    found = _STEER.findall(text[:MAX_CHARACTERS])
-    return frozenset(" ".join(_WORD.findall(each.lower())) for each in found) if found else frozenset()
+    instructions = _STEER.findall(text[:MAX_CHARACTERS])
+    return frozenset(" ".join(_WORD.findall(each.lower())) for each in instructions) if instructions else frozenset()
 
 
 def remark_of(text: str) -> str:

@@ -114,11 +114,11 @@ class LabelArchive:
             remove_temporaries(folder)
         for path in (path for folder in folders for path in files(folder)):
             rows = list(_rows(path))
-            found = [row for row in rows if _is_of(target, row)]
-            gone += found
-            if found and not dry_run:
-                kept = b"".join(msgpack.packb(row) for row in rows if not _is_of(target, row))
-                replace_file(path, kept, path.with_name(f".{path.name}.new"), 0o600)
+            matches = [row for row in rows if _is_of(target, row)]
+            gone += matches
+            if matches and not dry_run:
+                rest = b"".join(msgpack.packb(row) for row in rows if not _is_of(target, row))
+                replace_file(path, rest, path.with_name(f".{path.name}.new"), 0o600)
         return gone
 
     def _write(self, rows: list[Row]) -> None:
@@ -155,8 +155,8 @@ def read_labels(data_dir: Path, now: float, route: str | None = None) -> list[Ro
 
     Raise OSError.
     """
-    found = [row for each in data_dirs(data_dir) for path in files(each / FOLDER) for row in _rows(path)]
-    return sorted((row for row in found if row[1] > now and route in (None, row[2])), key=lambda row: row[0])
+    labels = [row for each in data_dirs(data_dir) for path in files(each / FOLDER) for row in _rows(path)]
+    return sorted((row for row in labels if row[1] > now and route in (None, row[2])), key=lambda row: row[0])
 
 
 def _rows(path: Path) -> Iterator[Row]:

@@ -157,7 +157,7 @@ class LateVectors:
             self._give_up(wanted, "dropped")
             return
         try:
-            made = await self._embedder.embed_deferred([(late.owner, late.question) for late in wanted])
+            embeddings = await self._embedder.embed_deferred([(late.owner, late.question) for late in wanted])
         except EmbedderUnavailable:
             self._give_up(wanted, "failed")
             return
@@ -165,7 +165,7 @@ class LateVectors:
             LOG.exception("late vectors failed")
             self._give_up(wanted, "failed")
             return
-        for late, embedding in zip(wanted, made, strict=True):
+        for late, embedding in zip(wanted, embeddings, strict=True):
             late.embedding = embedding
 
     def _give_up(self, batch: Sequence[_PendingQuestion], result: str) -> None:

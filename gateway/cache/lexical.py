@@ -322,9 +322,9 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
     if _has_other_names(query, stored):
         yield Refusal.ENTITIES
     if query.exact is not None and stored.exact is not None:
-        found = parts_difference(query.exact, stored.exact)
-        if found is not None:
-            yield found
+        difference = parts_difference(query.exact, stored.exact)
+        if difference is not None:
+            yield difference
 
 
 MAX_OTHER_WORDS = 8  # distinct words of two texts that have other numbers: 35 of 40 such pairs ask for different things
@@ -357,9 +357,9 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         return Refusal.COMMAND
     only_mine, only_other = mine.vocabulary - other.vocabulary, other.vocabulary - mine.vocabulary
     if mine.exact is not None and other.exact is not None:
-        found = _exact_difference(mine, other, only_mine, only_other)
-        if found is not None:
-            return found
+        difference = _exact_difference(mine, other, only_mine, only_other)
+        if difference is not None:
+            return difference
     for word in only_mine | only_other:  # as no text has many such words, and a call would cost more
         if word[5:] and (word[:2] in _PREFIXES_BY_START or word[-4:] == "less") and _is_negated(word, mine, other):
             return Refusal.NEGATION
@@ -374,9 +374,9 @@ def _exact_difference(
     """Return the difference between the numbers, identifiers and code of two texts that both have some."""
     if mine.exact is None or other.exact is None:
         return None
-    found = parts_difference(mine.exact, other.exact)
-    if found is not None:
-        return found
+    difference = parts_difference(mine.exact, other.exact)
+    if difference is not None:
+        return difference
     if _uses_numbers_otherwise(mine, other, only_mine, only_other) or _names_another_number(only_mine, only_other):
         return Refusal.NUMBERS
     if mine.numbers.isdisjoint(other.numbers):
@@ -508,8 +508,8 @@ def _has_opposites(query: Lexical, stored: Lexical) -> bool:
 def _has_reversed_direction(query: Lexical, stored: Lexical) -> bool:
     if not query.directions or not stored.directions:
         return False
-    known = frozenset(stored.directions)
-    return any((b, a) in known and a != b for a, b in query.directions)
+    directions = frozenset(stored.directions)
+    return any((b, a) in directions and a != b for a, b in query.directions)
 
 
 def _has_other_names(query: Lexical, stored: Lexical) -> bool:

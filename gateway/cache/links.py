@@ -56,8 +56,8 @@ class Links:
         """Add links by their keys. Unreadable keys are left out."""
         for key in keys:
             try:
-                scope, asked, fingerprint, similarity = key.split(":")
-                question = _short(scope, asked)
+                scope, question_digest, fingerprint, similarity = key.split(":")
+                question = _short(scope, question_digest)
                 added = _ENTRY.pack(bytes.fromhex(fingerprint), float(similarity))
             except (ValueError, struct.error):  # of another version
                 continue
@@ -67,10 +67,10 @@ class Links:
     def forget(self, fingerprints: Set[str], questions: Set[str]) -> None:
         """Drop the links to these entries, and those of the questions with these digests. It scans all links."""
         gone = {bytes.fromhex(name) for name in fingerprints}
-        asked = {bytes.fromhex(digest)[:HALF] for digest in questions}
+        digests = {bytes.fromhex(digest)[:HALF] for digest in questions}
         for key in list(self._links):
             value = self._links.peek(key)
-            others = [] if key[HALF:] in asked else [entry for entry in _split(value) if entry[:32] not in gone]
+            others = [] if key[HALF:] in digests else [entry for entry in _split(value) if entry[:32] not in gone]
             if not others:
                 self._links.pop(key)
             elif len(others) * _ENTRY.size != len(value or b""):
@@ -80,15 +80,17 @@ class Links:
         """Return the links of a question, the latest first. While there are none at all, it is not hashed."""
         if not len(self._links):
             return []
-        asked = _digest(question)
-        entries = map(_ENTRY.unpack, _split(self._links.get(_short(scope, asked))))
-        return [Link(scope, asked, fingerprint.hex(), similarity) for fingerprint, similarity in entries]
+        question_digest = _digest(question)
+        entries = map(_ENTRY.unpack, _split(self._links.get(_short(scope, question_digest))))
+        return [Link(scope, question_digest, fingerprint.hex(), similarity) for fingerprint, similarity in entries]
 
     def entries_of(self, question: str) -> list[str]:
         """Return the fingerprints of the entries that are linked to this question, in all scopes. It scans all links,
         so it is for explanations and not for requests."""
-        asked = bytes.fromhex(_digest(question))[:HALF]
-        values = [value for key, value in zip(self._links, self._links.values(), strict=True) if key[HALF:] == asked]
+        question_half = bytes.fromhex(_digest(question))[:HALF]
+        values = [
+            value for key, value in zip(self._links, self._links.values(), strict=True) if key[HALF:] == question_half
+        ]
         return [entry[:32].hex() for value in values for entry in _split(value)]
 
 
@@ -105,5 +107,5 @@ def _digest(question: str) -> str:
     return digest_of(fold_spaces(question))
 
 
-def _short(scope: str, asked: str) -> bytes:
-    return bytes.fromhex(scope)[:HALF] + bytes.fromhex(asked)[:HALF]
+def _short(scope: str, question: str) -> bytes:
+    return bytes.fromhex(scope)[:HALF] + bytes.fromhex(question)[:HALF]

@@ -151,17 +151,19 @@ class TieredStore:
         """Drop an entry from memory, as the store has another one now."""
         self._residents.pop(fingerprint)
 
-    async def sweep(self, known: Callable[[str], bool] | None = None) -> int:
+    async def sweep(self, is_known: Callable[[str], bool] | None = None) -> int:
         """Drop banned entries and return their number. Bans keep them from being served, except after the clock was set
         back.
 
-        `known` returns whether an entry was compared with the question of a ban by similarity. Entries that were not
+        `is_known` returns whether an entry was compared with the question of a ban by similarity. Entries that were not
         compared are dropped too.
         """
         swept, now = 0, self._clock.wall()
         for i, name in enumerate(list(self._residents)):
             resident = self._residents.peek(name)
-            if resident is not None and (_is_unchecked(resident.entry, known) or self.bans.sweep(resident.entry, now)):
+            if resident is not None and (
+                _is_unchecked(resident.entry, is_known) or self.bans.sweep(resident.entry, now)
+            ):
                 self._residents.pop(name)
                 swept += 1
             if i % SWEEP_STEP == SWEEP_STEP - 1:
@@ -191,5 +193,5 @@ class TieredStore:
             self._residents.put(entry.fingerprint, resident)
 
 
-def _is_unchecked(entry: Entry, known: Callable[[str], bool] | None) -> bool:
-    return known is not None and entry.question is not None and not known(entry.fingerprint)
+def _is_unchecked(entry: Entry, is_known: Callable[[str], bool] | None) -> bool:
+    return is_known is not None and entry.question is not None and not is_known(entry.fingerprint)

@@ -58,7 +58,7 @@ class PurgeRequest:
 
     def describe(self) -> dict[str, Any]:
         """Return the conditions without texts that users wrote."""
-        given = {
+        conditions = {
             "tags": list(self.tags),
             "subjects": list(self.subjects),
             "tenant": self.tenant and self.tenant[:SHOWN_DIGITS],
@@ -71,7 +71,7 @@ class PurgeRequest:
             "fingerprint": self.fingerprint,
             "all": self.all,
         }
-        return {name: value for name, value in given.items() if value not in (None, False, [])}
+        return {name: value for name, value in conditions.items() if value not in (None, False, [])}
 
 
 @dataclass(slots=True)

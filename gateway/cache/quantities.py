@@ -76,10 +76,10 @@ MAX_BETWEEN = 40  # characters between a number and the time of the day
 
 def quantities_in(text: str) -> Mapping[str, frozenset[str]]:
     """Return the units of each number that has one, by the number without separators of thousands."""
-    found: dict[str, set[str]] = {}
+    quantities: dict[str, set[str]] = {}
     for match in list(_QUANTITY.finditer(text))[:MAX_QUANTITIES]:
         daytime, currency, number, written = match.groups()
-        units = found.setdefault(number.replace(",", ""), set())
+        units = quantities.setdefault(number.replace(",", ""), set())
         if daytime:
             units.add(_EAST_ASIAN_DAYTIMES[daytime])
         if currency:
@@ -89,7 +89,7 @@ def quantities_in(text: str) -> Mapping[str, frozenset[str]]:
         if len(number) <= 5 and (time := _daytime_behind(text[match.end(3) : match.end(3) + MAX_BETWEEN])):
             units -= {"uhr", "stunde", "hour"}
             units.add(time)
-    return {number: frozenset(units) for number, units in found.items() if units}
+    return {number: frozenset(units) for number, units in quantities.items() if units}
 
 
 def _unit_of(written: str) -> str:

@@ -44,7 +44,7 @@ class Recovery:
         store: ResponseStore,
         relations: RelationStore,
         index: VectorIndex,
-        known: Counterexamples,
+        counterexamples: Counterexamples,
         links: Links,
         clock: Clock,
         checkpoints: IndexCheckpoints | None = None,
@@ -60,7 +60,7 @@ class Recovery:
         self._store = store
         self._relations = relations
         self._index = index
-        self._known = known
+        self._counterexamples = counterexamples
         self._links = links
         self._clock = clock
         self._checkpoints = checkpoints
@@ -81,7 +81,7 @@ class Recovery:
                 if self._removal is not None:  # before the bans are known, nothing from the store is served
                     await self._removal.load()
                 # Counterexamples come first: no vector may be found before its wrong relations are known.
-                self._known.add(await self._relations.counterexamples())
+                self._counterexamples.add(await self._relations.counterexamples())
                 self._links.add(await self._relations.links())
                 if self._learning is not None:  # before the vectors, so that no hit is judged by an outdated threshold
                     await self._learning.restore()
@@ -163,9 +163,9 @@ async def reconcile(
 
 async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerprints: Sequence[str]) -> set[str]:
     """Add those entries that the store has, and return them. Raise `StoreUnavailable`."""
-    found = [item for item in await store.vectors_of(fingerprints) if item.expires > clock.wall()]
-    await index.add_all(found)
-    return {item.fingerprint for item in found}
+    items = [item for item in await store.vectors_of(fingerprints) if item.expires > clock.wall()]
+    await index.add_all(items)
+    return {item.fingerprint for item in items}
 
 
 async def _remove(store: ResponseStore, index: VectorIndex, fingerprints: Sequence[str]) -> int:

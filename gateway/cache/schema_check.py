@@ -138,12 +138,12 @@ class SchemaValidator:
 
     def _bounded(self, draft: Any) -> Any:
         """Return a draft of JSON Schema whose keywords count their steps."""
-        known = self._drafts.get(draft)
-        if known is None:
+        validator = self._drafts.get(draft)
+        if validator is None:
             keywords = {**draft.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
             counted = {name: self._counted(keyword) for name, keyword in keywords.items()}
-            known = self._drafts[draft] = extend(draft, counted)
-        return known
+            validator = self._drafts[draft] = extend(draft, counted)
+        return validator
 
     def _counted(self, keyword: Keyword) -> Keyword:
         spend = self._steps.spend

@@ -94,10 +94,10 @@ class Screen:
 
     def threshold(self, route: str) -> ScreenThreshold:
         """Return the threshold of a route. It outlives a change of the policy."""
-        known = self._thresholds.get(route)
-        if known is None:  # not `setdefault`: a new threshold computes its prior, some 30 us
-            known = self._thresholds[route] = ScreenThreshold()
-        return known
+        threshold = self._thresholds.get(route)
+        if threshold is None:  # not `setdefault`: a new threshold computes its prior, some 30 us
+            threshold = self._thresholds[route] = ScreenThreshold()
+        return threshold
 
     def read(self, question: str) -> Embedding | None:
         """Return the static vector. `partial` is that of the real one. Return None if no token has a meaning."""
@@ -108,11 +108,11 @@ class Screen:
 
         Raise `IndexUnavailable`.
         """
-        found = self._index.search_nowait(scope, vector, 1)
-        return self._search(route, scope, vector) if found is None else self._screening(route, found)
+        neighbours = self._index.search_nowait(scope, vector, 1)
+        return self._search(route, scope, vector) if neighbours is None else self._screening(route, neighbours)
 
     async def _search(self, route: str, scope: str, vector: Vector) -> Screening:
         return self._screening(route, await self._index.search(scope, vector, 1))
 
-    def _screening(self, route: str, found: list[Neighbour]) -> Screening:
-        return Screening(found[0].similarity if found else 0.0, self.threshold(route).value)
+    def _screening(self, route: str, neighbours: list[Neighbour]) -> Screening:
+        return Screening(neighbours[0].similarity if neighbours else 0.0, self.threshold(route).value)

@@ -135,10 +135,10 @@ class Spelling:
 
     def _cased(self) -> Mapping[str, frozenset[str]]:
         """Return the forms of each word whose case tells meanings apart."""
-        found = TOLD_APART & self.vocabulary
-        if not found:
+        words = TOLD_APART & self.vocabulary
+        if not words:
             return {}
-        forms: dict[str, set[str]] = {word: set() for word in found}
+        forms: dict[str, set[str]] = {word: set() for word in words}
         for at, (word, low) in enumerate(zip(self.words, self.lower, strict=True)):
             if low in forms:
                 # A capital at the start of a sentence says nothing, so the word counts in both forms.
@@ -221,8 +221,8 @@ def compare(query: str, stored: str) -> Comparison:
 
 def spelling_veto(query: str, stored: str) -> Refusal | None:
     """Return the veto of `compare`, for a route whose threshold is a similarity."""
-    found = compare(query, stored)
-    return None if found is SAME else found
+    difference = compare(query, stored)
+    return None if difference is SAME else difference
 
 
 def compare_read(query: str, mine: Lexical, stored: str, other: Lexical) -> Comparison:

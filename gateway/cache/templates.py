@@ -82,13 +82,13 @@ def _cut(query: str, stored: str, head: int, tail: int) -> VaryingParts:
 
 def _instruction(text: str, most: int) -> int:
     """Return how many words, of the first `most`, end with a colon or at the end of a line; 0: there is no such end."""
-    found = 0
+    end = 0
     for count, word in enumerate(_WORD.finditer(text), 1):
         if count > most:
             break
         if word.group().endswith(":") or "\n" in text[word.end() : word.end() + MAX_GAP]:
-            found = count
-    return found
+            end = count
+    return end
 
 
 def is_framed(query: str, stored: str, neighbours: Sequence[str]) -> bool:

@@ -33,12 +33,12 @@ class ThresholdVerifier:
         self.prior = self._calibration.prior
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
-        asked = read(question)
+        query = read(question)
         return [
             Opinion(
                 c.similarity,
                 self.probability(c.similarity),
-                veto=_veto(question, c.question, asked, read_stored(c.question)),
+                veto=_veto(question, c.question, query, read_stored(c.question)),
             )
             for c in candidates
         ]
@@ -51,7 +51,7 @@ class ThresholdVerifier:
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         """Return the checks that found a difference, each as 1."""
-        return {str(found): 1.0 for found in differences(read(question), read_stored(candidate.question))}
+        return {str(difference): 1.0 for difference in differences(read(question), read_stored(candidate.question))}
 
     def probability(self, similarity: float) -> float:
         """Return the probability that an answer without a veto is right."""

@@ -154,8 +154,8 @@ class VectorBacklog:
     async def _entries(self, names: Sequence[str]) -> list[Entry]:
         """Return those entries that want a vector and have none. Raise `StoreUnavailable`."""
         present = {each.fingerprint for each in await self._backing_store.vectors_of(names)}
-        found = await asyncio.gather(*(self._backing_store.get(name) for name in names if name not in present))
-        return [entry for entry in found if entry is not None and entry.question and entry.route in self.routes]
+        entries = await asyncio.gather(*(self._backing_store.get(name) for name in names if name not in present))
+        return [entry for entry in entries if entry is not None and entry.question and entry.route in self.routes]
 
     async def _embed(self, entries: Sequence[Entry]) -> Sequence[Embedding]:
         """Embed the questions in one pass, as texts of the gateway itself. Raise `EmbedderUnavailable`."""

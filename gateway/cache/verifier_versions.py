@@ -61,11 +61,11 @@ class VerifierVersions:
             )
         for name in WEIGHT_FILES:
             try:
-                found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+                digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             except OSError as error:
                 raise WeightsCorrupt(f"{folder / name} cannot be read ({error.strerror})") from None
-            if found != (expected := str(manifest["sha256"].get(name))):
-                raise WeightsCorrupt(f"{folder / name} has sha256 {found[:12]}..., expected {expected[:12]}...")
+            if digest != (expected := str(manifest["sha256"].get(name))):
+                raise WeightsCorrupt(f"{folder / name} has sha256 {digest[:12]}..., expected {expected[:12]}...")
         return folder
 
     def put_in_force(self, files: Mapping[str, bytes], embedder: str, report: Mapping[str, Any]) -> str:
@@ -109,13 +109,13 @@ class VerifierVersions:
 
     def all(self) -> list[Version]:
         """Return the versions on disk, the oldest first."""
-        current, found = self.in_force(), list[Version]()
+        current, versions = self.in_force(), list[Version]()
         for name in self._names():
             try:
-                found.append(Version(name, name == current, self._manifest(name)))
+                versions.append(Version(name, name == current, self._manifest(name)))
             except WeightsCorrupt:
-                found.append(Version(name, name == current, {}))
-        return found
+                versions.append(Version(name, name == current, {}))
+        return versions
 
     def _names(self) -> list[str]:
         """Return the names of the versions on disk, the oldest first."""

@@ -182,14 +182,14 @@ def load_weights(directory: Path = WEIGHTS) -> VerifierWeights:
 def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
     unpacked = TRAINED.unpack(about, arrays, NAMES)
-    said, tables = unpacked.metadata, unpacked.tables
+    metadata, tables = unpacked.metadata, unpacked.tables
     return VerifierWeights(
         digest=unpacked.digest,
-        power=float(said["power"]),
-        first=_combination(FirstCombination, said["combination"]["first"]),
-        second=_combination(SecondCombination, said["combination"]["second"]),
+        power=float(metadata["power"]),
+        first=_combination(FirstCombination, metadata["combination"]["first"]),
+        second=_combination(SecondCombination, metadata["combination"]["second"]),
         words=from_arrays(tables, "words", len(NAMES)),
-        calibration=calibration_of(said, "learned"),
+        calibration=calibration_of(metadata, "learned"),
     )
 
 
@@ -222,19 +222,19 @@ class LearnedVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, readings = read(question), [read_stored(candidate.question) for candidate in candidates]
         compared = self._doubts_and_overlaps(mine, question, readings, [candidate.question for candidate in candidates])
-        found, is_foreign = list[Opinion](), not _reads(question)
+        opinions, is_foreign = list[Opinion](), not _reads(question)
         for candidate, other, (doubt, words_shared) in zip(candidates, readings, compared, strict=True):
             log_odds = self.weights.first.log_odds(candidate.similarity, doubt)
             spelling = compare_read(question, mine.checks, candidate.question, other.checks)
             if spelling is SAME:
-                found.append(replace(self.opinion(TOP, None, None, doubt, words_shared), is_same=True))
+                opinions.append(replace(self.opinion(TOP, None, None, doubt, words_shared), is_same=True))
                 continue
             if is_foreign or not _reads(candidate.question):
                 log_odds -= FOREIGN
             rule = lexical.difference(mine.checks, other.checks)
             hard = spelling or lexical.hard_difference(mine.checks, other.checks)
-            found.append(self.opinion(log_odds, rule, hard, doubt, words_shared))
-        return found
+            opinions.append(self.opinion(log_odds, rule, hard, doubt, words_shared))
+        return opinions
 
     def opinion(
         self,
@@ -291,8 +291,8 @@ class LearnedVerifier:
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
     """Return the sources, licences, figures and versions in `verifier.json`."""
-    said: Mapping[str, object] = json.loads((directory / ABOUT_FILE).read_bytes())
-    return said
+    about: Mapping[str, object] = json.loads((directory / ABOUT_FILE).read_bytes())
+    return about
 
 
 # The second stage: a cross-encoder for every pair that could be served.

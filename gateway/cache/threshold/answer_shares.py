@@ -131,9 +131,9 @@ class AnswerShares:
             if len(self._answers) >= MAX_ANSWERS:
                 self._answers.pop(min(self._answers, key=lambda key: self._answers[key].count))
             self._answers[answer.text] = _Answer()
-        known = self._answers[answer.text]
-        known.count += 1
-        known.vector = answer.vector if known.vector is None else known.vector
+        record = self._answers[answer.text]
+        record.count += 1
+        record.vector = answer.vector if record.vector is None else record.vector
 
     def observe_unlike(self, equal: bool) -> None:
         """Count a pair of questions that ask something else, with `equal` answers or not."""
@@ -142,9 +142,9 @@ class AnswerShares:
         self._unlike_equal = self._unlike_equal * fade + equal
 
     def _count_of(self, answer: AnswerText) -> float:
-        known = self._answers.get(answer.text)
-        same = 0.0 if known is None else known.count
-        others = [(each.vector, each.count) for each in self._answers.values() if each is not known]
+        record = self._answers.get(answer.text)
+        same = 0.0 if record is None else record.count
+        others = [(each.vector, each.count) for each in self._answers.values() if each is not record]
         near = [(vector, count) for vector, count in others if vector is not None]
         if answer.vector is None or not near:
             return same
@@ -168,23 +168,23 @@ class RouteAnswers:
     def chance(self, scope: str, answer: AnswerText) -> float:
         """Return the greatest probability, in (0, 1], that another question of the scope may get an answer like this
         one."""
-        in_route, known = self._all.chance(answer), self._scopes.get(scope)
-        return in_route if known is None else known.chance(answer, in_route)
+        in_route, shares = self._all.chance(answer), self._scopes.get(scope)
+        return in_route if shares is None else shares.chance(answer, in_route)
 
     def is_frequent(self, scope: str, answer: AnswerText) -> bool:
         """Return whether many questions are known to get an answer like this one: in the scope, in the route, or just
         now."""
         recent = sum(answer.says_as(other) for other in self._recent)
         shares = [_share(recent - 1, len(self._recent) - 1), self._all.share(answer)]
-        known = self._scopes.get(scope)
-        if known is not None:
-            shares.append(known.share(answer))
+        of_scope = self._scopes.get(scope)
+        if of_scope is not None:
+            shares.append(of_scope.share(answer))
         return max(shares) >= FREQUENT
 
     def says_nothing(self, scope: str, stored: AnswerText, fresh: AnswerText) -> bool:
         """Return whether these two answers say nothing about their questions, equal or not."""
-        known = self._scopes.get(scope) or self._all
-        return known.equal_of_unlike >= MOST_EQUAL or any(self.is_frequent(scope, each) for each in (stored, fresh))
+        shares = self._scopes.get(scope) or self._all
+        return shares.equal_of_unlike >= MOST_EQUAL or any(self.is_frequent(scope, each) for each in (stored, fresh))
 
     def evidence_chance(self, scope: str, answer: AnswerText) -> float:
         """Return the chance of an answer like this one to another question, in (0, 1], for what an equal one teaches.
@@ -192,8 +192,8 @@ class RouteAnswers:
         Pairs with a frequent answer are left out. Two unequal answers are so more often than one answer that both
         questions got. Therefore the share of the frequent ones counts as chance, too.
         """
-        known = self._scopes.get(scope) or self._all
-        return 1 - (1 - self.chance(scope, answer)) * (1 - known.frequent)
+        shares = self._scopes.get(scope) or self._all
+        return 1 - (1 - self.chance(scope, answer)) * (1 - shares.frequent)
 
     def observe(self, scope: str, answer: AnswerText) -> None:
         """Count an answer to a question that the cache could not answer."""

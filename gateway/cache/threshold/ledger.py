@@ -188,15 +188,15 @@ class ThresholdLedger:
 
     def _catch_up(self) -> None:
         """Apply pending requests and observations to the arrays. The arrays are read only every ten lookups or so."""
-        pending, kept = self._pending_requests, 1 - 1 / TRAFFIC_MEMORY
+        pending, decay = self._pending_requests, 1 - 1 / TRAFFIC_MEMORY
         if pending:
             fade = (1 - 1 / LABEL_MEMORY) ** pending
             self._labels *= fade
             self._wrong *= fade
-            self._neighbours *= kept**pending
+            self._neighbours *= decay**pending
             self.clients.fade(fade)
         for band, then in self._observations:
-            self._neighbours[band] += kept ** (pending - then)
+            self._neighbours[band] += decay ** (pending - then)
         self._pending_requests = 0
         self._observations.clear()
 

@@ -113,11 +113,11 @@ class Evidence:
         same = (self._vectors[order] @ vectors.T).max(axis=1) >= IDENTICAL
         dropped = int(same.sum())
         if dropped:
-            kept = order[~same]
+            rest = order[~same]
             for column in (self._vectors, self._residuals, self._weights, self._clients):
-                column[: len(kept)] = column[kept]
+                column[: len(rest)] = column[rest]
             self._groups = None
-            self._count = len(kept)
+            self._count = len(rest)
             self._next = self._count % self._capacity
         return dropped
 
@@ -166,17 +166,21 @@ class Evidence:
         ValueError where its parts do not fit together."""
         if dimension == 0:
             return
-        kept = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
-        said, asked = np.frombuffer(residuals, "<f4"), np.frombuffer(clients, "<u8")
-        worth = np.ones(len(said), np.float32) if weights is None else np.frombuffer(weights, "<f4")
-        if not len(kept) == len(said) == len(asked) == len(worth):
-            raise ValueError(f"{len(kept)} vectors with {len(said)} residuals of {len(asked)} clients")
-        if not (np.isfinite(kept).all() and np.isfinite(said).all() and ((worth >= 0) & (worth <= 1)).all()):
+        vector_rows = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
+        residual_rows, client_ids = np.frombuffer(residuals, "<f4"), np.frombuffer(clients, "<u8")
+        worth = np.ones(len(residual_rows), np.float32) if weights is None else np.frombuffer(weights, "<f4")
+        if not len(vector_rows) == len(residual_rows) == len(client_ids) == len(worth):
+            raise ValueError(
+                f"{len(vector_rows)} vectors with {len(residual_rows)} residuals of {len(client_ids)} clients"
+            )
+        if not (
+            np.isfinite(vector_rows).all() and np.isfinite(residual_rows).all() and ((worth >= 0) & (worth <= 1)).all()
+        ):
             raise ValueError("a labelled lookup is no finite number, or its weight is not between 0 and 1")
-        count = min(len(said), self._capacity)
+        count = min(len(residual_rows), self._capacity)
         self._vectors = np.zeros((self._capacity, dimension), np.float32)
-        self._vectors[:count] = kept[len(kept) - count :]
-        for column, values in ((self._residuals, said), (self._weights, worth), (self._clients, asked)):
+        self._vectors[:count] = vector_rows[len(vector_rows) - count :]
+        for column, values in ((self._residuals, residual_rows), (self._weights, worth), (self._clients, client_ids)):
             column[:count] = values[len(values) - count :]
         self._groups = None
         self._count = count
@@ -324,19 +328,19 @@ class RouteControl:
             self._forget_thresholds()
             self._changes_since_refresh = 0
         step, group = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP)), self._ledger.clients.group(client)
-        known = self.current_threshold = self._threshold_of(budget, step, group)
+        threshold = self.current_threshold = self._threshold_of(budget, step, group)
         if is_part and budget > MOST_WRONG_OF_PARTS:
-            return max(known, self._threshold_of(MOST_WRONG_OF_PARTS, step, group))
-        return known
+            return max(threshold, self._threshold_of(MOST_WRONG_OF_PARTS, step, group))
+        return threshold
 
     def _threshold_of(self, budget: float, step: int, group: str | None) -> float:
         """Return the threshold of a promise at a growth step, for a group of clients."""
-        known = self._thresholds.get((budget, step, group))
-        if known is None:
+        threshold = self._thresholds.get((budget, step, group))
+        if threshold is None:
             state = self._state(budget, step)
-            known = self._ledger.threshold_for(group, state, budget, GROWTH_STEP**step)
-            self._thresholds[budget, step, group] = known
-        return known
+            threshold = self._ledger.threshold_for(group, state, budget, GROWTH_STEP**step)
+            self._thresholds[budget, step, group] = threshold
+        return threshold
 
     def _state(self, budget: float, step: int) -> ThresholdState:
         """Return the state of the ledger for all clients together."""
@@ -390,8 +394,8 @@ class RouteControl:
         """Whether too few audits tell how often hits are wrong."""
         if self._budget is None:
             return False
-        known = self._advanced_wrong_hits()
-        return known.audits < LEAST_AUDITS and known.estimate().of_all_high > 2 * self._budget
+        wrong_hits = self._advanced_wrong_hits()
+        return wrong_hits.audits < LEAST_AUDITS and wrong_hits.estimate().of_all_high > 2 * self._budget
 
     def label_worth(self, score: float) -> float:
         """Return how much the label of a neighbour with this score would tell: 1 for a mean band at the threshold.
@@ -463,13 +467,13 @@ class RouteControl:
         since = self._drift.labels.copy(), self._drift.wrong.copy()
         if self._budget is None:
             return none
-        cold, known = (self._ledger_with(*labels).threshold(self._budget) for labels in (none, since))
-        return since if known > cold else none
+        cold, warm = (self._ledger_with(*labels).threshold(self._budget) for labels in (none, since))
+        return since if warm > cold else none
 
     def _ledger_with(self, labels: FloatArray, wrong: FloatArray) -> ThresholdLedger:
         """Return a ledger with this traffic and other labels."""
-        kept, other = self._ledger, ThresholdLedger(self._prior)
-        other.restore(labels, wrong, kept.neighbours, kept.requests, kept.sized_lookups, kept.log_size)
+        ledger, other = self._ledger, ThresholdLedger(self._prior)
+        other.restore(labels, wrong, ledger.neighbours, ledger.requests, ledger.sized_lookups, ledger.log_size)
         return other
 
     def _fall_back(self, labels: FloatArray, wrong: FloatArray) -> None:
@@ -509,18 +513,18 @@ class RouteControl:
             self._report(("traffic", *self._unpublished.as_row()))
             self._unpublished = TrafficCounts()
 
-    def apply_event(self, said: LearningEvent) -> None:
+    def apply_event(self, event: LearningEvent) -> None:
         """Apply an event of another gateway. Raise `ValueError` or `TypeError` where it cannot be read.
 
         The other gateway saves it, so `version` does not change.
         """
-        kind, *row = said
+        kind, *row = event
         if kind == "label":
             vector, score, probability, label, client, *more = row
             if self.learning:
-                known = np.frombuffer(vector, "<f2").astype(np.float32)
+                question = np.frombuffer(vector, "<f2").astype(np.float32)
                 chance = float(more[0]) if more else 0.0  # earlier versions do not tell it
-                self._learn(Observation(known, float(score), float(probability), Label(label), str(client), chance))
+                self._learn(Observation(question, float(score), float(probability), Label(label), str(client), chance))
         elif kind == "traffic":
             traffic = TrafficCounts.of_row(tuple(row))
             self._ledger.add(traffic)
@@ -528,9 +532,9 @@ class RouteControl:
             self._advanced_wrong_hits().served += traffic.hits
             self._changes_since_refresh += sum(traffic.neighbours.values())
         elif kind == "audit":
-            told, chance, *more = row
+            outcome, chance, *more = row
             equal_chance = float(more[0]) if more else 0.0  # earlier versions do not tell it
-            self._advanced_wrong_hits().audited(Label(told), float(chance), equal_chance)
+            self._advanced_wrong_hits().audited(Label(outcome), float(chance), equal_chance)
         elif kind == "complaint":
             self._advanced_wrong_hits().record_complaint()
         elif kind == "drift":
@@ -607,12 +611,12 @@ class RouteControl:
             version = int(version)
             drift = DriftDetector.of_row(tuple(drift_row))
             since_drift = None if since_drift is None else int(since_drift)
-            known = WrongHits.of_row({str(name): float(value) for name, value in wrong_hits.items()})
+            counts = WrongHits.of_row({str(name): float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.restore(labels, wrong, neighbours, requests, sized_lookups, log_size)
         self._ledger.clients = by_client
-        self._evidence, self._wrong_hits = evidence, known
+        self._evidence, self._wrong_hits = evidence, counts
         self._drift, self.labels_since_drift = drift, since_drift
         self.version = version
         self._forget_thresholds()
@@ -657,7 +661,7 @@ class Controls:
         for _, control in self.all():
             control.publish_traffic()
 
-    def apply_event(self, basis: str, route: str, said: LearningEvent) -> None:
+    def apply_event(self, basis: str, route: str, event: LearningEvent) -> None:
         """Apply an event of another gateway. Raise as `RouteControl.apply_event` does."""
         if basis == self.basis and route in self._routes:
-            self._routes[route].apply_event(said)
+            self._routes[route].apply_event(event)
