@@ -98,7 +98,7 @@ class Access:
         self.key_admin = KeyAdmin(stores.keys, self.key_cache, clock)
         keys = KeysHandler(self.key_admin, clock, keys_required=keys_required)
         self.admin = [*audit_trail.routes(), *keys.routes()]
-        self._asked_for = keys_required
+        self._keys_required = keys_required
         self._rules = auth.credential_rules
         self.tenants_of_keys = TenantsOfKeys()
         self._failures = AuthThrottle(clock.monotonic)
@@ -106,7 +106,7 @@ class Access:
 
     def authenticate(self, inner: Handler) -> Handler:
         """Return the authentication step for client requests."""
-        if not self._asked_for:
+        if not self._keys_required:
             return PassthroughAuth(inner, self._rules, self.tenants_of_keys).__call__
         return ApiKeyAuth(inner, self._rules, self.key_cache, self._failures, self._telemetry).__call__
 

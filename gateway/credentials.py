@@ -168,12 +168,12 @@ class CredentialRules:
         every cache key."""
         shown = [(sign, name.lower(), value) for name, value in headers.items() if (sign := self.sign_of(name))]
         keys = [
-            (name, found)
+            (name, protocol_key)
             for sign, name, value in shown
-            if sign is Sign.KEY and (found := personal(value) if name == "cookie" else bare(value))
+            if sign is Sign.KEY and (protocol_key := personal(value) if name == "cookie" else bare(value))
         ]
         if PROTOCOLS in headers:
-            keys += [(PROTOCOLS, found) for found in keys_in_protocols(headers[PROTOCOLS])]
+            keys += [(PROTOCOLS, protocol_key) for protocol_key in keys_in_protocols(headers[PROTOCOLS])]
         if not keys and query:
             keys = [(f"?{name}", value) for name, value in _keys_in_query(query)]
         keys.sort(key=lambda each: (self._order.get(each[0], len(self._order)), each))
@@ -194,8 +194,8 @@ class CredentialRules:
     def without_secrets(self, query: str) -> str:
         """Return a query without the parameters that carry a key."""
         parts = query.split("&")
-        kept = [part for part in parts if not _QUERY_KEY.fullmatch(_name_of(part))]
-        return query if len(kept) == len(parts) else "&".join(kept)
+        rest = [part for part in parts if not _QUERY_KEY.fullmatch(_name_of(part))]
+        return query if len(rest) == len(parts) else "&".join(rest)
 
 
 def _hashed(text: str) -> str:
@@ -228,8 +228,8 @@ def _name_of(parameter: str) -> str:
 
 def keys_in_protocols(offered: str) -> list[str]:
     """Return the keys among the subprotocols of a WebSocket."""
-    found = [_PROTOCOL_KEY.fullmatch(each.strip()) for each in offered.split(",")]
-    return [match[1] or match[2] for match in found if match is not None]
+    matches = [_PROTOCOL_KEY.fullmatch(each.strip()) for each in offered.split(",")]
+    return [match[1] or match[2] for match in matches if match is not None]
 
 
 NO_CHANGES = CredentialRules()

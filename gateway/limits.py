@@ -272,8 +272,8 @@ class Meters:
 
     def places(self) -> list[tuple[str, str]]:
         """Return key and member of every place and reservation that this process holds."""
-        held = [(key + HELD, name) for key, state in self._states.items() for name in state.held]
-        return held + [(key, member) for key, state in self._states.items() for member in state.members]
+        places = [(key + HELD, name) for key, state in self._states.items() for name in state.held]
+        return places + [(key, member) for key, state in self._states.items() for member in state.members]
 
     def _state(self, key: str) -> _MeterState:
         state = self._states.get(key)

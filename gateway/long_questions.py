@@ -71,10 +71,10 @@ def split_question(text: str) -> SplitQuestion:
     folded = fold_spaces(text)
     if not folded:
         return NOT_READ
-    found = asking_part(folded)
-    if found is None:
+    part = asking_part(folded)
+    if part is None:
         return SplitQuestion(folded[:_BEFORE].strip(), _digest(b"whole", folded))
-    start, end = found
+    start, end = part
     return SplitQuestion(folded[start:end].strip(), _digest(b"around", folded[:start], folded[end:]))
 
 

@@ -386,9 +386,9 @@ class Response:
 
     @property
     def content_type(self) -> str:
-        for name, said in self.headers:
+        for name, value in self.headers:
             if name.lower() == "content-type":
-                return said
+                return value
         return ""
 
 

@@ -45,11 +45,11 @@ def _too_wide(data_dir: Path) -> Iterator[tuple[Path, int]]:
     """Yield each file and folder that others may use, with the mode that it should have."""
     for path in _paths(data_dir):
         try:
-            found = path.lstat().st_mode
+            mode = path.lstat().st_mode
         except OSError:
             continue
-        if (stat.S_ISREG(found) or stat.S_ISDIR(found)) and found & UMASK:
-            yield path, FOLDER if stat.S_ISDIR(found) else FILE
+        if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and mode & UMASK:
+            yield path, FOLDER if stat.S_ISDIR(mode) else FILE
 
 
 def _paths(data_dir: Path) -> Iterator[Path]:

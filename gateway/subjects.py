@@ -92,10 +92,10 @@ def body_user(body: bytes) -> str | None:
     if not isinstance(fields, dict):
         return None
     metadata = fields.get("metadata")
-    given = (
+    candidates = (
         fields.get("user"),
         fields.get("safety_identifier"),
         metadata.get("user_id") if isinstance(metadata, dict) else None,
     )
-    names = list(dict.fromkeys(name for name in given if isinstance(name, str) and name))
+    names = list(dict.fromkeys(name for name in candidates if isinstance(name, str) and name))
     return orjson.dumps(names).decode() if len(names) > 1 else next(iter(names), None)

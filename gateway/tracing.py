@@ -40,11 +40,11 @@ class TraceParent:
 
 def parent_of(headers: Mapping[str, str]) -> TraceParent | None:
     """Return the parent; None if there is none or it is invalid. Its state is then ignored, too."""
-    given = headers.get(PARENT)
-    found = None if given is None else _PARENT.fullmatch(given.strip())
-    if found is None:
+    header = headers.get(PARENT)
+    match = None if header is None else _PARENT.fullmatch(header.strip())
+    if match is None:
         return None
-    version, trace_id, span_id, flags, rest = found.groups()
+    version, trace_id, span_id, flags, rest = match.groups()
     if version == "00" and rest is not None:
         return None
     state = ""

@@ -339,7 +339,7 @@ class KeysHandler:
     def __init__(self, key_admin: KeyAdmin, clock: Clock, *, keys_required: bool) -> None:
         self._keychain = key_admin
         self._clock = clock
-        self._asked_for = keys_required
+        self._keys_required = keys_required
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -372,7 +372,7 @@ class KeysHandler:
         given = parse_object(await read_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
         key, text = await self._keychain.create(parse_section(KeySpec, given), given, actor_of(request).name)
         _audit_key(request, key)
-        warning = {} if self._asked_for else {"warning": PASSTHROUGH_WARNING}
+        warning = {} if self._keys_required else {"warning": PASSTHROUGH_WARNING}
         return self._key_response(key, **warning, key=text)
 
     @operation(KeyReport, body=KeyUpdate)

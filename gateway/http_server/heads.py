@@ -154,5 +154,5 @@ def _fixed_head_of(head: bytes, max_field: int) -> _FixedHead | None:
     return _FixedHead(method, path, query, headers, closes, digest, len(head), HeadMemo())
 
 
-def _size(known: RequestHead | _FixedHead) -> int:
-    return known.size
+def _size(head: RequestHead | _FixedHead) -> int:
+    return head.size

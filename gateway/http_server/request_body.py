@@ -45,8 +45,8 @@ class HttpBody:
         self._waited_s = 0.0  # time spent waiting for them
 
     async def read(self) -> bytes:
-        known = self.read_nowait()
-        return self._decoded(await self._read_body()) if known is None else known
+        body = self.read_nowait()
+        return self._decoded(await self._read_body()) if body is None else body
 
     def read_nowait(self) -> bytes | None:
         length = self._http.content_length

@@ -37,9 +37,9 @@ class RequestIds:
         self._next = 0
 
     def of(self, headers: Mapping[str, str]) -> str:
-        given = headers.get("x-request-id")
-        if given is not None and SAFE_ID.fullmatch(given):
-            return given
+        request_id = headers.get("x-request-id")
+        if request_id is not None and SAFE_ID.fullmatch(request_id):
+            return request_id
         if self._next >= len(self._random_hex):
             self._random_hex, self._next = os.urandom(ID_BYTES * IDS_PER_READ).hex(), 0
         start, self._next = self._next, self._next + 2 * ID_BYTES

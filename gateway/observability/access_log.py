@@ -85,7 +85,7 @@ class LogLine:
     __slots__ = ("_extras", "_form")
 
     def __init__(self, request: RequestContext, status: int, provenance: Provenance | None) -> None:
-        known = request.dialect is not None
+        has_dialect = request.dialect is not None
         fields: list[tuple[str, bytes]] = [
             ("time", b"%.3f"),
             ("level", _constant("info")),
@@ -93,7 +93,7 @@ class LogLine:
             ("message", _constant("request")),
             ("id", b'"%b"'),
             ("method", _constant(request.method)),
-            ("path", b"%b" if known else _constant("(pass-through)")),
+            ("path", b"%b" if has_dialect else _constant("(pass-through)")),
             ("status", _constant(status)),
             ("route", _constant(request.route)),
             ("tenant", b"%b"),
@@ -129,9 +129,9 @@ class LogLine:
     def of(self, request: RequestContext, provenance: Provenance | None, wall: float, seconds: float) -> bytes:
         """Return the line of a request. `wall` is the time of the line in seconds since 1970. The answer ended
         `seconds` after the request arrived."""
-        known = request.dialect is not None
+        has_dialect = request.dialect is not None
         values: list[Any] = [wall, request.id.encode()]
-        if known:
+        if has_dialect:
             values.append(_text(request.path))
         values += (_text(request.tenant[:12]), 1e3 * seconds, *map(IN_MS, request.timings.values()))
         if request.traced is not None:

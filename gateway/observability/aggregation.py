@@ -136,12 +136,12 @@ def _merge_gauge(metric: Gauge, rows: Iterable[Any]) -> None:
     for row in rows:
         for names, value in row:
             labels = tuple(names)
-            known = metric.values.get(labels)
-            if known is None or known != known:  # NaN: not known in this process
+            current = metric.values.get(labels)
+            if current is None or current != current:  # NaN: not known in this process
                 metric.values[labels] = value
             elif metric.name in SUMMED:
-                metric.values[labels] = known + value
+                metric.values[labels] = current + value
             elif metric.name in MINIMIZED:
-                metric.values[labels] = min(known, value)
+                metric.values[labels] = min(current, value)
             else:
-                metric.values[labels] = max(known, value)
+                metric.values[labels] = max(current, value)

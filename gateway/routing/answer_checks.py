@@ -90,11 +90,11 @@ class Grader:
         prompt = grade_prompt(question, answer, self._mark())
         if prompt is None or request.call is None:
             return None, ()
-        asked = internal_request(request, prompt, request.call.model, MAX_TOKENS)
-        call = asked.call
+        judge_request = internal_request(request, prompt, request.call.model, MAX_TOKENS)
+        call = judge_request.call
         assert call is not None
         try:
-            response = await self._pools[name].call(asked)
+            response = await self._pools[name].call(judge_request)
         except GatewayError as error:
             LOG.warning(
                 "an answer could not be graded", extra={"fields": {**request.log_fields, "error": error.message}}
@@ -164,13 +164,13 @@ class AnswerChecks:
 
     async def _similarity(self, request: RequestContext, question: str, text: str) -> float | None:
         try:
-            asked = request.embedding or await self._embedder.embed(question, request.owner)
+            embedding = request.embedding or await self._embedder.embed(question, request.owner)
         except EmbedderUnavailable:
             return None
         reply = await embed_text(self._embedder, text, owner=request.owner)
-        if reply is None or asked.partial:
+        if reply is None or embedding.partial:
             return None
-        return min(1.0, max(0.0, float(asked.vector @ reply)))
+        return min(1.0, max(0.0, float(embedding.vector @ reply)))
 
     async def _sample(self, request: RequestContext, backend: str, number: int) -> Sample:
         assert request.call is not None  # only such calls are tried

@@ -78,8 +78,8 @@ def agreement(agrees: Iterable[bool]) -> float | None:
 
     An undecided comparison counts as no agreement.
     """
-    said = list(agrees)
-    return sum(said) / len(said) if said else None
+    votes = list(agrees)
+    return sum(votes) / len(votes) if votes else None
 
 
 def sample_call(call: Call, number: int) -> Call:
@@ -98,11 +98,11 @@ def is_non_answer(question: str, answer: str) -> bool:
 
     That is an empty answer, the repeated question, a loop, or a refusal or "I don't know" at its start (English only).
     """
-    said = " ".join(answer[:MAX_CHECKED_CHARACTERS].casefold().replace("\u2019", "'").split())
-    if not said or said == " ".join(question.casefold().split()):
+    text = " ".join(answer[:MAX_CHECKED_CHARACTERS].casefold().replace("\u2019", "'").split())
+    if not text or text == " ".join(question.casefold().split()):
         return True
-    opening = said[:OPENING]
-    return bool(_REFUSAL.search(opening) or _UNCERTAINTY.search(opening)) or is_repetitive(said)
+    opening = text[:OPENING]
+    return bool(_REFUSAL.search(opening) or _UNCERTAINTY.search(opening)) or is_repetitive(text)
 
 
 def is_repetitive(text: str) -> bool:

@@ -151,17 +151,17 @@ def load_weights(directory: Path = WEIGHTS) -> ComplexityWeights:
 def weights_from(about: bytes, arrays: bytes) -> ComplexityWeights:
     """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
     unpacked = TRAINED.unpack(about, arrays, NAMES + OPTION_NAMES)
-    said, tables = unpacked.metadata, unpacked.tables
-    dimension = int(said["dimension"])
+    metadata, tables = unpacked.metadata, unpacked.tables
+    dimension = int(metadata["dimension"])
     return ComplexityWeights(
         digest=unpacked.digest,
-        encoder=str(said["encoder"]),
+        encoder=str(metadata["encoder"]),
         dimension=dimension,
         rarity=Commonness(tables["words"].tobytes().decode("ascii").split("\n")),
         open=_standard(tables, "open", len(NAMES)),
         exam=_standard(tables, "exam", len(NAMES + OPTION_NAMES)),
-        text=_variant(tables, said, "text", 0),
-        vector=_variant(tables, said, "vector", dimension),
+        text=_variant(tables, metadata, "text", 0),
+        vector=_variant(tables, metadata, "vector", dimension),
     )
 
 
@@ -172,13 +172,13 @@ def _standard(tables: Tables, form: str, width: int) -> Standard:
     return Standard(mean, deviation)
 
 
-def _variant(tables: Tables, said: Mapping[str, Any], name: str, dimension: int) -> Variant:
+def _variant(tables: Tables, metadata: Mapping[str, Any], name: str, dimension: int) -> Variant:
     def linear(part: str, width: int) -> Linear:
         vector = _array(tables, f"{name}/{part}/vector", dimension) if dimension else None
         bias = _array(tables, f"{name}/{part}/bias", 1)
         return Linear(_array(tables, f"{name}/{part}/features", width), vector, float(bias[0]))
 
-    a, b, c = (float(number) for number in said["stacks"][name])
+    a, b, c = (float(number) for number in metadata["stacks"][name])
     if not all(math.isfinite(number) for number in (a, b, c)):
         raise ValueError(f"stacks.{name} must be three finite numbers")
     width = len(NAMES + OPTION_NAMES)

@@ -62,10 +62,10 @@ class Promises:
 
     def confidence(self, route: Route) -> Confidence:
         """Return the requirement of a route. It starts again when the policy changes the confidence."""
-        known, rule = self._routes.get(route.name), route.slo
-        if known is None or known.confidence != rule.confidence or known.adapts == rule.per_request:
-            known = self._routes[route.name] = Confidence(rule.confidence, adapts=not rule.per_request)
-        return known
+        confidence, rule = self._routes.get(route.name), route.slo
+        if confidence is None or confidence.confidence != rule.confidence or confidence.adapts == rule.per_request:
+            confidence = self._routes[route.name] = Confidence(rule.confidence, adapts=not rule.per_request)
+        return confidence
 
     def promise_for(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
         """Return the promise for a request; None where it has no budget."""

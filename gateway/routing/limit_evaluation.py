@@ -178,12 +178,12 @@ def limit_requests(
     route: str, limits: Sequence[Limits], whose: Mapping[Per, str], reserved: Reservation, member: str
 ) -> list[LimitRequest]:
     """Return all demands of a call, before it goes to a backend."""
-    return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], reserved, member)]
+    return [request for rule in limits for request in _limit_requests(route, rule, whose[rule.per], reserved, member)]
 
 
-def is_amount(asked: LimitRequest) -> bool:
+def is_amount(request: LimitRequest) -> bool:
     """Return whether a limit is on what a call uses up: tokens or costs."""
-    return isinstance(asked.demand, PacedLimit | Cost) and bool(asked.demand.member)
+    return isinstance(request.demand, PacedLimit | Cost) and bool(request.demand.member)
 
 
 def limits_calls(rule: Limits) -> bool:
@@ -194,7 +194,7 @@ def limits_calls(rule: Limits) -> bool:
 
 def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) -> list[LimitRequest]:
     """Return the demands of every request, hits included, by the rules that count hits."""
-    return [asked for rule in limits if rule.count_hits for asked in _requests(route, rule, whose[rule.per])]
+    return [request for rule in limits if rule.count_hits for request in _requests(route, rule, whose[rule.per])]
 
 
 def _requests(route: str, rule: Limits, subject: str) -> Iterator[LimitRequest]:
@@ -238,27 +238,27 @@ def _cap_key(where: str, cap: Cap) -> str:
     return f"{where}cost/{cap.window}{'/light' if cap.light else ''}"
 
 
-def waitable(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
+def waitable(requests: Sequence[LimitRequest], taken: TakeResult) -> str | None:
     """Return the key of a limit for which a refused call may wait until calls in flight have settled. None: it is
     refused whatever they cost."""
     failed = [
         (a.demand, observed)
-        for a, observed in zip(asked, taken.observed, strict=True)
+        for a, observed in zip(requests, taken.observed, strict=True)
         if not observed.ok and not is_soft(a.demand)
     ]
     return failed[0][0].key if failed and all(could_fit(*pair) for pair in failed) else None
 
 
-def light_only(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
+def light_only(requests: Sequence[LimitRequest], taken: TakeResult) -> str | None:
     """Return the first limit that leaves only the lightest model, or None."""
-    return next((a.limit for a, observed in zip(asked, taken.observed, strict=True) if not observed.ok), None)
+    return next((a.limit for a, observed in zip(requests, taken.observed, strict=True) if not observed.ok), None)
 
 
-def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tuple[LimitRequest, str, int]:
+def refused(route: str, requests: Sequence[LimitRequest], taken: TakeResult) -> tuple[LimitRequest, str, int]:
     """Return the refusing limit with the longest wait, a sentence about it, and the wait in seconds, at least 1."""
     failed = [
         (a, observed)
-        for a, observed in zip(asked, taken.observed, strict=True)
+        for a, observed in zip(requests, taken.observed, strict=True)
         if not observed.ok and not is_soft(a.demand)
     ]
     waits = [wait_us(a.demand, observed, taken.at_us) for a, observed in failed]
@@ -268,30 +268,29 @@ def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tup
     return slowest, f"{_sentence(route, slowest, observed)}; try again in {seconds} s", seconds
 
 
-def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
-    whose = f"this {asked.per}" if asked.per != "route" else "all clients"
-    remaining = left(asked.demand, observed, taken=False)
-    where = "" if asked.is_global else f" on route {route}"
-    if isinstance(asked.demand, PacedLimit):
-        amount, _, period = asked.rule_text.partition("/")
-        needs = f", this request takes about {asked.demand.units:.0f}" if asked.limit == "tokens" else ""
-        what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
+def _sentence(route: str, request: LimitRequest, observed: LimitState) -> str:
+    whose = f"this {request.per}" if request.per != "route" else "all clients"
+    remaining = left(request.demand, observed, taken=False)
+    where = "" if request.is_global else f" on route {route}"
+    if isinstance(request.demand, PacedLimit):
+        amount, _, period = request.rule_text.partition("/")
+        needs = f", this request takes about {request.demand.units:.0f}" if request.limit == "tokens" else ""
+        what = f"limit of {amount} {request.limit} a {PERIOD[period]}"
         return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
-    if isinstance(asked.demand, Slot):
-        return (
-            f"the limit of {asked.rule_text} concurrent calls for {whose}{where} is reached: {observed.level} in flight"
-        )
-    return f"the cap of {asked.rule_text} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
+    if isinstance(request.demand, Slot):
+        calls = f"{request.rule_text} concurrent calls"
+        return f"the limit of {calls} for {whose}{where} is reached: {observed.level} in flight"
+    return f"the cap of {request.rule_text} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
-def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Headers:
+def rate_limit_headers(requests: Sequence[LimitRequest], taken: TakeResult) -> Headers:
     """Return the rate limit headers, with OpenAI's `x-ratelimit-*` for the window with the least left.
 
     The others are `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10).
     """
     rates = [
         (a, a.pace, a.demand, observed)
-        for a, observed in zip(asked, taken.observed, strict=True)
+        for a, observed in zip(requests, taken.observed, strict=True)
         if isinstance(a.demand, PacedLimit)
     ]
     policies, states = [], []
@@ -308,12 +307,12 @@ def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Head
             tightest[a.limit] = (remaining, pace, backlog_us / MICROS)
     if not rates:
         return ()
-    found = [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+    headers = [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
     for limit, (remaining, pace, seconds) in tightest.items():
-        found.append((f"x-ratelimit-limit-{limit}", str(pace.amount)))
-        found.append((f"x-ratelimit-remaining-{limit}", f"{remaining:.0f}"))
-        found.append((f"x-ratelimit-reset-{limit}", f"{seconds:.3f}s"))
-    return tuple(found)
+        headers.append((f"x-ratelimit-limit-{limit}", str(pace.amount)))
+        headers.append((f"x-ratelimit-remaining-{limit}", f"{remaining:.0f}"))
+        headers.append((f"x-ratelimit-reset-{limit}", f"{seconds:.3f}s"))
+    return tuple(headers)
 
 
 def with_headers(headers: Headers, more: Headers) -> Headers:
@@ -322,24 +321,24 @@ def with_headers(headers: Headers, more: Headers) -> Headers:
     return (*((name, value) for name, value in headers if name.lower() not in names), *more)
 
 
-def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> list[Return]:
+def returns_of(requests: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> list[Return]:
     """Return the corrections after a call, with its real usage. `returns_without_large` corrects large shares."""
-    found = []
-    for a in asked:
+    returns = []
+    for a in requests:
         demand = a.demand
         if isinstance(demand, PacedLimit) and a.limit == "tokens":
-            found.append(Return("pace", demand.key, real.tokens * demand.interval_us, "", demand.reservation))
+            returns.append(Return("pace", demand.key, real.tokens * demand.interval_us, "", demand.reservation))
         elif isinstance(demand, Slot):
-            found.append(Return("place", demand.key, of=demand.member))
+            returns.append(Return("place", demand.key, of=demand.member))
         elif isinstance(demand, Cost):
             window = window_of(demand.window, taken.at_us)
-            found.append(Return("spend", demand.key, real.micros, window, demand.reservation))
-    return found
+            returns.append(Return("spend", demand.key, real.micros, window, demand.reservation))
+    return returns
 
 
-def is_near(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> bool:
+def is_near(requests: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> bool:
     """Return whether an amount has room for at most two more calls like this one."""
-    for a, observed in zip(asked, taken.observed, strict=True):
+    for a, observed in zip(requests, taken.observed, strict=True):
         demand = a.demand
         if isinstance(demand, Cost):
             used, whole = float(observed.level + 3 * real.micros), float(demand.cap)
@@ -352,20 +351,20 @@ def is_near(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate
     return False
 
 
-def returns_without_large(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
+def returns_without_large(requests: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
     """Return the corrections for a call that was expected to use a large model and did not."""
-    observed = zip(asked, taken.observed, strict=True)
+    observed = zip(requests, taken.observed, strict=True)
     return [Return("part", a.demand.key) for a, t in observed if isinstance(a.demand, LimitPart) and t.ok]
 
 
-def returns_without_call(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
+def returns_without_call(requests: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
     """Return the corrections for a request that reached no backend: it used no call and no large model."""
     calls = [
         Return("pace", a.demand.key, -a.demand.cost_us)
-        for a in asked
+        for a in requests
         if isinstance(a.demand, PacedLimit) and a.limit == "requests"
     ]
-    return calls + returns_without_large(asked, taken)
+    return calls + returns_without_large(requests, taken)
 
 
 def _hashed(kind: str, text: str) -> str:

@@ -129,8 +129,10 @@ class PromptReading:
         exam = len(matches) >= MIN_OPTIONS and "".join(match[1] for match in matches) in "ABCDEFGHIJ"
         stem = body[: matches[0].start()] if exam else body
         omitted = len(text) - len(body)
-        self.features, known = _text_features(stem, max(0, omitted), rarity)
-        self.options = _option_features([match[2] for match in matches[:MAX_OPTIONS]], known, rarity) if exam else None
+        self.features, vocabulary = _text_features(stem, max(0, omitted), rarity)
+        self.options = (
+            _option_features([match[2] for match in matches[:MAX_OPTIONS]], vocabulary, rarity) if exam else None
+        )
 
 
 def without_courtesy(text: str) -> str:

@@ -179,9 +179,9 @@ class RateLimiter:
         if not grant.local:
             self._add(returns)
 
-    def has_queue(self, asked: Sequence[LimitRequest]) -> str | None:
+    def has_queue(self, requests: Sequence[LimitRequest]) -> str | None:
         """Return the key of a limit for which calls wait already, among those of a call."""
-        return next((a.demand.key for a in asked if a.demand.key in self._queues), None) if self._queues else None
+        return next((a.demand.key for a in requests if a.demand.key in self._queues), None) if self._queues else None
 
     async def take_in_turn(
         self, key: str, ask: Callable[[], Sequence[LimitRequest]], until: float
@@ -197,8 +197,8 @@ class RateLimiter:
                     return await self._retry(queue, ask, until)
                 finally:
                     queue.turn.release()
-            asked = ask()
-            return asked, await self.take([a.demand for a in asked])
+            requests = ask()
+            return requests, await self.take([a.demand for a in requests])
         finally:
             queue.length, self._queued = queue.length - 1, self._queued - 1
             if not queue.length:
@@ -210,18 +210,18 @@ class RateLimiter:
         loop = asyncio.get_running_loop()
         while True:
             queue.settled.clear()
-            asked = ask()
-            grant = await self.take([a.demand for a in asked])
-            if grant.taken.granted or waitable(asked, grant.taken) is None or loop.time() >= until:
-                return asked, grant
+            requests = ask()
+            grant = await self.take([a.demand for a in requests])
+            if grant.taken.granted or waitable(requests, grant.taken) is None or loop.time() >= until:
+                return requests, grant
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(until, loop.time() + POLL_S)):
                     await queue.settled.wait()
 
-    def record(self, route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> None:
+    def record(self, route: str, requests: Sequence[LimitRequest], taken: TakeResult) -> None:
         """Keep the usage for operators."""
         wall = self._clock.wall()
-        for a, observed in zip(asked, taken.observed, strict=True):
+        for a, observed in zip(requests, taken.observed, strict=True):
             previous = self._usage.peek(a.demand.key)
             refused = (previous.refused if previous else 0) + (not observed.ok)
             remaining = (
@@ -379,25 +379,25 @@ async def take_limits(
     """Take limits for a request. `ask` returns its demands. A call that does not fit next to what calls in flight have
     reserved waits until they are settled, at most `MAX_WAIT_S`. Raise `LimitReached`."""
     with request.timer("limits"):
-        asked = ask()
-        key = quotas.has_queue(asked)
+        requests = ask()
+        key = quotas.has_queue(requests)
         if key is None:
-            grant = await quotas.take([a.demand for a in asked])
-            key = None if grant.taken.granted else waitable(asked, grant.taken)
+            grant = await quotas.take([a.demand for a in requests])
+            key = None if grant.taken.granted else waitable(requests, grant.taken)
         if key is not None:
             wait_s = min(MAX_WAIT_S, max(0.0, request.due - request.clock.monotonic()))
-            asked, grant = await quotas.take_in_turn(key, ask, asyncio.get_running_loop().time() + wait_s)
+            requests, grant = await quotas.take_in_turn(key, ask, asyncio.get_running_loop().time() + wait_s)
     if grant.local:
         telemetry.limits_local.add(route)
     try:
-        quotas.record(route, asked, grant.taken)
+        quotas.record(route, requests, grant.taken)
     except Exception as error:  # only operators see it
         telemetry.failures.record("RateLimit", error)
     if grant.taken.granted:
-        return asked, grant
-    limit, sentence, seconds = refused(route, asked, grant.taken)
+        return requests, grant
+    limit, sentence, seconds = refused(route, requests, grant.taken)
     telemetry.limited.add(route, limit.limit)
-    headers = rate_limit_headers(asked, grant.taken)
+    headers = rate_limit_headers(requests, grant.taken)
     if seconds > MAX_CLIENT_RETRY_S:
         headers += (("x-should-retry", "false"),)  # OpenAI's clients obey it
     raise LimitReached(sentence, retry_after_s=seconds, asker=limit_asker(request), headers=headers)

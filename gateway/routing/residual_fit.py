@@ -65,9 +65,9 @@ class PromptLabels:
         rows = np.zeros((0, 0), np.float16) if self._rows is None else self._rows[order]
         return LabelArrays(rows, self._rest[order])
 
-    def restore(self, kept: LabelArrays) -> None:
+    def restore(self, labels: LabelArrays) -> None:
         """Load the result of `arrays`. Raise `ValueError` where it cannot be one."""
-        rows, rest = kept.rows[-self._capacity :], kept.rest[-self._capacity :]
+        rows, rest = labels.rows[-self._capacity :], labels.rest[-self._capacity :]
         if len(rows) != len(rest) or not (np.isfinite(rows).all() and np.isfinite(rest).all()):
             raise ValueError(f"{len(rows)} rows with {len(rest)} labels, expected as many finite ones")
         if ((rest < 0) | (rest > 1)).any():
@@ -133,16 +133,17 @@ def fit_residual(labels: LabelArrays) -> Residual:
     width = design.shape[1]
     precision, prior = np.full(width, RIDGE), np.zeros(width)
     precision[-2:], prior[-2] = (SLOPE_PRECISION, BIAS_PRECISION), 1.0
-    found, weights, worse = prior.copy(), labels.weights, labels.worse
+    coefficients, weights, worse = prior.copy(), labels.weights, labels.worse
     for _ in range(STEPS):
-        sure = 1 / (1 + np.exp(-np.clip(design @ found.astype(np.float32), -20, 20).astype(np.float64)))
-        slope = design.T @ (weights * (worse - sure)).astype(np.float32) - precision * (found - prior)
+        sure = 1 / (1 + np.exp(-np.clip(design @ coefficients.astype(np.float32), -20, 20).astype(np.float64)))
+        slope = design.T @ (weights * (worse - sure)).astype(np.float32) - precision * (coefficients - prior)
         scaled = design * np.sqrt(weights * sure * (1 - sure)).astype(np.float32)[:, None]
         step = np.linalg.solve((scaled.T @ scaled).astype(np.float64) + np.diag(precision), slope)
-        found = found + step / max(1.0, float(np.abs(step).max()))  # at most 1, as the method overshoots far away
+        # A step is at most 1, because the method overshoots far away.
+        coefficients = coefficients + step / max(1.0, float(np.abs(step).max()))
         if float(np.abs(step).max()) < SMALL_STEP:
             break
-    return Residual(max(0.0, float(found[-2])), float(found[-1]), found[:-2].astype(np.float32))
+    return Residual(max(0.0, float(coefficients[-2])), float(coefficients[-1]), coefficients[:-2].astype(np.float32))
 
 
 def recalibrate(labels: LabelArrays) -> Residual:
@@ -160,11 +161,11 @@ def gain_in_errors(labels: LabelArrays) -> float:
     cuts = [round(cut * len(labels)) for cut in CUTS]
     gains, weights = [], []
     for begin, end in pairwise(cuts):
-        before, asked = labels.part(0, begin), labels.part(begin, end)
-        shipped, own = recalibrate(before).logits(asked), fit_residual(before).logits(asked)
-        sign = 1 - 2 * asked.worse
+        before, test = labels.part(0, begin), labels.part(begin, end)
+        shipped, own = recalibrate(before).logits(test), fit_residual(before).logits(test)
+        sign = 1 - 2 * test.worse
         gains.append(np.logaddexp(0, sign * shipped) - np.logaddexp(0, sign * own))
-        weights.append(asked.weights)
+        weights.append(test.weights)
     gain, weight = np.concatenate(gains), np.concatenate(weights)
     total = float(weight.sum())
     if total <= 0:

@@ -42,16 +42,16 @@ class ResourceAffinity:
         """Return the maker of the first known id; None: none of them is known. Never raise."""
         keys = [affinity_key(owner, each) for each in ids for owner in (tenant, SHARED)]
         for key in keys:
-            known = self._known.get(key)
-            if known is not None:
-                return known
+            maker = self._known.get(key)
+            if maker is not None:
+                return maker
         if not keys:
             return None
         try:
-            found = await self._store.find(keys)
+            affinities = await self._store.find(keys)
         except StoreUnavailable:
             return None
-        for key, affinity in zip(keys, found, strict=True):
+        for key, affinity in zip(keys, affinities, strict=True):
             if affinity is not None:
                 self._known.put(key, affinity)
                 return affinity

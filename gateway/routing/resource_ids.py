@@ -152,19 +152,23 @@ def ids_in_call(call: Call, body: bytes) -> list[str]:
 
     `body` is the request's. A call without such fields costs a search for two words in it.
     """
-    said, roots = call.body, list[Any]()
-    found = [value for key in ("previous_response_id", "conversation", "container") for value in _values(said.get(key))]
+    request_body, roots = call.body, list[Any]()
+    ids = [
+        value
+        for key in ("previous_response_id", "conversation", "container")
+        for value in _values(request_body.get(key))
+    ]
     if call.model.startswith(TUNED):
-        found += _values(call.model)
-    tools = said.get("tools")
+        ids += _values(call.model)
+    tools = request_body.get("tools")
     if isinstance(tools, list):
         for tool in tools:
             if isinstance(tool, Mapping):
                 for key in ("vector_store_ids", "container"):
-                    found += _values(tool.get(key))
+                    ids += _values(tool.get(key))
     if b"file_id" in body or b"item_reference" in body:
-        roots += [said.get(key) for key in ("messages", "input", "tools", "prompt", "tool_resources")]
-    return list(dict.fromkeys([*found, *islice(_walk(roots), MAX_NAMED)]))[:MAX_NAMED]
+        roots += [request_body.get(key) for key in ("messages", "input", "tools", "prompt", "tool_resources")]
+    return list(dict.fromkeys([*ids, *islice(_walk(roots), MAX_NAMED)]))[:MAX_NAMED]
 
 
 def ids_in_location(location: str) -> list[str]:
@@ -182,11 +186,11 @@ def reported_ids(data: bytes) -> list[str]:
     if not isinstance(value, dict):
         own = OWN_ID.search(data, 0, HEAD_BYTES)
         return [] if own is None else [own[1].decode()]
-    found: list[str] = []
+    ids: list[str] = []
     for each in (value, value.get("response"), value.get("item")):
         if isinstance(each, dict):
-            found += _reported(each)
-    return list(dict.fromkeys(found))[:MAX_REPORTED]
+            ids += _reported(each)
+    return list(dict.fromkeys(ids))[:MAX_REPORTED]
 
 
 def _reported(value: Mapping[str, Any]) -> Iterator[str]:

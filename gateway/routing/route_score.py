@@ -159,12 +159,14 @@ class RouteScore:
                     f"labels of version {form!r} with {basis!r}, expected version {VERSION}, {self._basis!r}"
                 )
             shape = (-1, int(width)) if width else (0, 0)
-            kept = LabelArrays(np.frombuffer(rows, "<f2").reshape(shape), np.frombuffer(rest, "<f4").reshape(-1, 3))
+            label_arrays = LabelArrays(
+                np.frombuffer(rows, "<f2").reshape(shape), np.frombuffer(rest, "<f4").reshape(-1, 3)
+            )
             residual = None if fit is None else _residual_from(*fit)
             seen, tried_at, fitted_to, number, fits, changes = (int(count) for count in counts)
             gain = None if gain is None else float(gain)
             labels = PromptLabels()
-            labels.restore(kept)
+            labels.restore(label_arrays)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._labels, self._residual, self._gain = labels, residual, gain

@@ -39,12 +39,12 @@ PRIOR = tuple((k + 0.5) / 20 for k in range(20))
 class ScoreWindow:
     """A window over the last `capacity` scores, so that older traffic is forgotten. Adding one takes 5 us."""
 
-    def __init__(self, known: Iterable[float] = (), capacity: int = CAPACITY) -> None:
+    def __init__(self, scores: Iterable[float] = (), capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._prior = list(PRIOR)
         self._recent: deque[float] = deque()
         self._sorted = sorted(PRIOR)
-        for score in known:
+        for score in scores:
             self.add(score)
 
     def __len__(self) -> int:

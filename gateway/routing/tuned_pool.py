@@ -24,7 +24,7 @@ class CallableBackend(BackendTraits, Protocol):
 
     def wait_s(self, request: RequestContext) -> float: ...
 
-    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None: ...
+    def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None: ...
 
     async def call(self, request: RequestContext) -> Response: ...
 
@@ -53,11 +53,11 @@ class TunedPool:
     def wait_s(self, request: RequestContext) -> float:
         return self._pool.wait_s(request)
 
-    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None:
+    def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:
         parameters = self._parameters
-        max_tokens = lower(asked.max_tokens, parameters.max_tokens)
-        route = route_of_features(asked.route, str(parameters))
-        return self._pool.predict(asked._replace(route=route, max_tokens=max_tokens), now, confidence)
+        max_tokens = lower(features.max_tokens, parameters.max_tokens)
+        route = route_of_features(features.route, str(parameters))
+        return self._pool.predict(features._replace(route=route, max_tokens=max_tokens), now, confidence)
 
     async def call(self, request: RequestContext) -> Response:
         if request.call is None:

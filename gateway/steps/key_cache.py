@@ -74,10 +74,10 @@ class KeyCache:
         configured = self._configured.get(digest)
         if configured is not None:
             return configured
-        known = self._known.peek(digest)
-        if known is None or not isinstance(known.result, Principal) or not self.is_valid(known.result):
+        key = self._known.peek(digest)
+        if key is None or not isinstance(key.result, Principal) or not self.is_valid(key.result):
             return None
-        return known.result
+        return key.result
 
     async def find(self, digest: str) -> LookupResult:
         """Look up a key by its digest. Raise `Overloaded` if the store does not answer and the key is not known."""
@@ -119,13 +119,13 @@ class KeyCache:
     async def _lookup(
         self, name: str, fetch: Callable[[], Awaitable[bytes | None]], digest: str | None
     ) -> LookupResult:
-        known = self._known.peek(name) or self._unknown.peek(name)
-        if known is None or not self._is_confirmed(known.generation):
-            known = await self._fetch_shared(name, fetch, digest, known)
-        if isinstance(known.result, str):
-            return known.result
-        until = known.result.until
-        return "expired" if until is not None and self._clock.wall() >= until else known.result
+        key = self._known.peek(name) or self._unknown.peek(name)
+        if key is None or not self._is_confirmed(key.generation):
+            key = await self._fetch_shared(name, fetch, digest, key)
+        if isinstance(key.result, str):
+            return key.result
+        until = key.result.until
+        return "expired" if until is not None and self._clock.wall() >= until else key.result
 
     async def _fetch_shared(
         self, name: str, fetch: Callable[[], Awaitable[bytes | None]], digest: str | None, previous: _CachedKey | None
@@ -148,12 +148,12 @@ class KeyCache:
         generation, requested_at = self._generation, self._clock.monotonic()
         data = await fetch()
         result = self._parse(data, digest, generation)
-        known = _CachedKey(result, generation, requested_at)
+        key = _CachedKey(result, generation, requested_at)
         self._telemetry.key_lookups.add("absent" if result == "unknown" else "found")
         for cache in (self._known, self._unknown):
             cache.pop(name)
-        (self._unknown if result == "unknown" else self._known).put(name, known)
-        return known
+        (self._unknown if result == "unknown" else self._known).put(name, key)
+        return key
 
     def _on_done(self, name: str, task: asyncio.Task[_CachedKey]) -> None:
         self._inflight.pop(name, None)
@@ -174,10 +174,10 @@ class KeyCache:
             return "revoked"
         return key.permit(digest, generation)
 
-    def _last_confirmed(self, known: _CachedKey) -> float:
+    def _last_confirmed(self, key: _CachedKey) -> float:
         """Return when the result was last known to be true, on the monotonic clock."""
-        if known.generation == self._generation:
-            return max(known.requested_at, self._confirmed)
-        if known.generation == self._generation - 1:
-            return max(known.requested_at, self._superseded)
-        return known.requested_at
+        if key.generation == self._generation:
+            return max(key.requested_at, self._confirmed)
+        if key.generation == self._generation - 1:
+            return max(key.requested_at, self._superseded)
+        return key.requested_at

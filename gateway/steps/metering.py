@@ -295,8 +295,8 @@ class RouteMeter:
         unit = metered.operation.unit
         per_unit = price.of_unit(unit)
         if per_unit is not None:
-            found = usage.images if unit is Unit.IMAGE else usage.seconds if unit is not Unit.CHARACTERS else None
-            dollars += per_unit * (metered.quantity if found is None else found)
+            amount = usage.images if unit is Unit.IMAGE else usage.seconds if unit is not Unit.CHARACTERS else None
+            dollars += per_unit * (metered.quantity if amount is None else amount)
         elif priced:
             dollars += price.of(*counts)
         return Spent(*counts, dollars)

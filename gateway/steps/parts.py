@@ -158,7 +158,7 @@ async def open_spaces(
     section, previous_embedder = former
     pending = PendingEmbeddings()
     serving = await _open(
-        exit_stack, inputs, section, previous_embedder, told=pending.add, file=former_checkpoint_file(inputs.config)
+        exit_stack, inputs, section, previous_embedder, on_put=pending.add, file=former_checkpoint_file(inputs.config)
     )
     return Spaces(serving, await _open(stack, inputs, inputs.config.embedder, embedder), pending), exit_stack
 
@@ -204,11 +204,11 @@ async def _open(
     section: EmbeddingModel,
     embedder: LearningEmbedder,
     *,
-    told: Callable[[str], None] | None = None,
+    on_put: Callable[[str], None] | None = None,
     file: str = FILE,
 ) -> Space:
     config, telemetry = inputs.config, inputs.telemetry
-    backing_store = inputs.stores.redis.for_embedder(embedder.fingerprint, told)
+    backing_store = inputs.stores.redis.for_embedder(embedder.fingerprint, on_put)
     index, checkpoints = open_index(exit_stack, config, inputs.environ, embedder, inputs.clock, file)
     pair_queue = PairQueue()
     verifier = await asyncio.to_thread(build_verifier, config.verifier, section, config.data_dir, pairs=pair_queue)

@@ -138,17 +138,17 @@ class RateLimit:
                 *limit_requests(ALL_ROUTES, own, key, reserved, member),
             ]
 
-        asked, grant = await take_limits(request, self._route.name, ask, self._quotas, self._telemetry)
-        light_limit = light_only(asked, grant.taken)
+        demands, grant = await take_limits(request, self._route.name, ask, self._quotas, self._telemetry)
+        light_limit = light_only(demands, grant.taken)
         if light_limit is not None:
             self._telemetry.limited.add(self._route.name, light_limit)
-        account = self._settlement.open(asked, grant)
+        account = self._settlement.open(demands, grant)
         try:
             request.light_only, request.metered = light_limit is not None, True
             request.reads_answer = request.reads_answer or (request.call is None and not metered.operation.is_free)
             response = await resolve_response(self._inner(request))
         except (BudgetExceeded, ServeStale):
-            self._quotas.refund(grant, returns_without_call(asked, grant.taken))
+            self._quotas.refund(grant, returns_without_call(demands, grant.taken))
             account.release()
             raise
         except Exception:
@@ -158,8 +158,8 @@ class RateLimit:
             account.close(self._meter.read_alone(metered))
             raise
         if response.provenance.backend not in self._largest.members:
-            self._quotas.refund(grant, returns_without_large(asked, grant.taken))
-        response = replace(response, headers=with_headers(response.headers, rate_limit_headers(asked, grant.taken)))
+            self._quotas.refund(grant, returns_without_large(demands, grant.taken))
+        response = replace(response, headers=with_headers(response.headers, rate_limit_headers(demands, grant.taken)))
         return await self._settlement.settle(ReservedCall(request, metered, account, ask), response)
 
     def _check_meter(self, metered: MeteredCall, limits: Sequence[Limits]) -> None:

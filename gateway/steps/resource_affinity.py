@@ -88,9 +88,9 @@ class ResourceStep:
         if not ids:
             return
         request.require_capacity()
-        found = await self._affinity.find(request.tenant, ids)
-        if found is not None and found.backend in self._pools:
-            request.affinity = found
+        affinity = await self._affinity.find(request.tenant, ids)
+        if affinity is not None and affinity.backend in self._pools:
+            request.affinity = affinity
 
     async def _ask_others(self, request: RequestContext, missing: Response, resource: str) -> Response:
         """Ask the other upstreams of the route for a resource that nobody remembers. A GET changes nothing.

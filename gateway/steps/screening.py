@@ -49,10 +49,10 @@ class RouteScreen:
     def look(self, route: str, scope: str, vector: Vector) -> Screening | Awaitable[Screening | None] | None:
         """Search the nearest stored question by a static vector. None: the index failed, and the lookup reports it."""
         try:
-            found = self._screen.look(route, scope, vector)
+            screening = self._screen.look(route, scope, vector)
         except StoreUnavailable:
             return None
-        return found if isinstance(found, Screening) else _guarded(found)
+        return screening if isinstance(screening, Screening) else _guarded(screening)
 
     async def screening(self, request: RequestContext, question: str) -> Screening | None:
         """Return the decision on a question, for an explanation. None: the request is not screened."""
@@ -89,13 +89,13 @@ class RouteScreen:
         if await self._lookup.would_hit(route, owner, scope, question, embedding, before):
             self._telemetry.screen_lost_hits.add(route)
             # Search again: perhaps the neighbour's own vector came late, and the threshold is not to blame.
-            found = await self._look(route, scope, vector)
-            if found is not None:
-                self.observe(route, found)
+            screening = await self._look(route, scope, vector)
+            if screening is not None:
+                self.observe(route, screening)
 
     async def _look(self, route: str, scope: str, vector: Vector) -> Screening | None:
-        found = self.look(route, scope, vector)
-        return found if found is None or isinstance(found, Screening) else await found
+        screening = self.look(route, scope, vector)
+        return screening if screening is None or isinstance(screening, Screening) else await screening
 
 
 async def _guarded(pending: Awaitable[Screening]) -> Screening | None:

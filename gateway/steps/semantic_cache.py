@@ -148,8 +148,8 @@ class SemanticCache:
             if static.partial:  # so is the real one, and neither may be matched or stored
                 request.embedding = static
                 return None
-            found = screen.look(request.route, request.scope, static.vector)
-            screening = found if found is None or isinstance(found, Screening) else await found
+            result = screen.look(request.route, request.scope, static.vector)
+            screening = result if result is None or isinstance(result, Screening) else await result
         finally:
             request.since("screen", started)
         if screening is not None and screening.is_far:

@@ -364,17 +364,17 @@ class SemanticLookup:
             await self.scorer.apply_second_opinion(scores)
         return scores
 
-    def _add_fresh(self, search: _Search, found: list[FreshNeighbour], neighbour: FreshNeighbour) -> None:
-        """Add a neighbour to `found`, or to those that the client may not have. Each has room for `MAX_CANDIDATES`, and
-        the latter for one of each writer, so that none can take all the room."""
+    def _add_fresh(self, search: _Search, neighbours: list[FreshNeighbour], neighbour: FreshNeighbour) -> None:
+        """Add a neighbour to `neighbours`, or to those that the client may not have. Each has room for
+        `MAX_CANDIDATES`, and the latter for one of each writer, so that none can take all the room."""
         entry, similarity, _ = neighbour
         asker = search.request.asker
         if asker is not None and not asker.may_have(entry):
-            known = any(asker.is_same_writer(entry, other) for other, _ in search.withheld)
-            if len(search.withheld) < MAX_CANDIDATES and not known:
+            is_known = any(asker.is_same_writer(entry, other) for other, _ in search.withheld)
+            if len(search.withheld) < MAX_CANDIDATES and not is_known:
                 search.withheld.append((entry, similarity))
-        elif len(found) < MAX_CANDIDATES:
-            found.append(neighbour)
+        elif len(neighbours) < MAX_CANDIDATES:
+            neighbours.append(neighbour)
 
     async def _entries(self, nearby: Sequence[Neighbour]) -> Sequence[Entry | None]:
         """Return the entries. Those that are not in memory are fetched concurrently, in one round trip."""

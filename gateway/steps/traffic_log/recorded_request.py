@@ -73,9 +73,9 @@ def facts_of(
     canonical = digest(b"exact/" + kind + call.canonical)
     if not is_sampled(canonical, rule.share):
         return None
-    kept = rule.prompts and call.focus is not None and len(call.focus) <= MAX_PROMPT
+    keeps_prompt = rule.prompts and call.focus is not None and len(call.focus) <= MAX_PROMPT
     directives, temperature = request.directives, call.body.get("temperature")
-    given = RequestFacts(
+    facts = RequestFacts(
         request.path,
         call.model,
         call.dialect.name,
@@ -97,7 +97,7 @@ def facts_of(
         None if request.background else budget_of(request.headers, None).total_s,
         request.background,
     )
-    return TrafficFacts(plain, given, call.focus, kept)
+    return TrafficFacts(plain, facts, call.focus, keeps_prompt)
 
 
 def passed_facts_of(
@@ -109,7 +109,7 @@ def passed_facts_of(
     canonical = digest(b"passed/" + _bytes(request.id))
     if operation.is_free or not is_sampled(canonical, rule.share):
         return None
-    given = RequestFacts(
+    facts = RequestFacts(
         request.path,
         request.model,
         "",
@@ -135,7 +135,7 @@ def passed_facts_of(
         budget_s=None,
         patient=request.background,
     )
-    return TrafficFacts(plain=False, request=given, question=None, keeps_prompt=False)
+    return TrafficFacts(plain=False, request=facts, question=None, keeps_prompt=False)
 
 
 def recorded_of(
@@ -191,9 +191,9 @@ def recorded_of(
     )
 
 
-def vector_of(kept: bytes) -> np.ndarray:
+def vector_of(data: bytes) -> np.ndarray:
     """Return the vector that `recorded_of` kept: float32, of unit length up to the rounding of float16."""
-    return np.frombuffer(kept, "<f2").astype(np.float32)
+    return np.frombuffer(data, "<f2").astype(np.float32)
 
 
 def _hit(provenance: Provenance, digest: Digest) -> RecordedHit | None:
@@ -243,8 +243,14 @@ def _matched_headers(request: RequestContext, names: frozenset[str]) -> Iterator
             yield name.lower(), value
 
 
-def _directives(given: CacheDirectives) -> tuple[bool, bool, bool, float | None, float]:
-    return given.no_store, given.no_cache, given.only_if_cached, given.max_age_s, given.min_fresh_s
+def _directives(directives: CacheDirectives) -> tuple[bool, bool, bool, float | None, float]:
+    return (
+        directives.no_store,
+        directives.no_cache,
+        directives.only_if_cached,
+        directives.max_age_s,
+        directives.min_fresh_s,
+    )
 
 
 def _bytes(value: bytes | str | None) -> bytes:

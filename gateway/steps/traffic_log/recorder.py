@@ -159,8 +159,8 @@ class Recorder:
                 folders.append((Segments(folder, self._bounds, self._clock.wall), tenants))
         written, damaged = list[RecordedRequest](), 0
         for segments, digest in folders:
-            found, unreadable = segments.rewrite(partial(_is_of, target, tenants=digest), dry_run=dry_run)
-            written, damaged = written + found, damaged + unreadable
+            requests, unreadable = segments.rewrite(partial(_is_of, target, tenants=digest), dry_run=dry_run)
+            written, damaged = written + requests, damaged + unreadable
         return written, damaged
 
     def _append(self, row: Row) -> None:

@@ -31,19 +31,19 @@ def key_in(folder: Path) -> bytes:
     """Return the key of the log's digests; create it if there is none. Raise `OSError`."""
     path = folder / KEY_FILE
     try:
-        kept = path.read_bytes()
-        if len(kept) == KEY_BYTES:
-            return kept
+        key = path.read_bytes()
+        if len(key) == KEY_BYTES:
+            return key
     except FileNotFoundError:
         pass
     prepare(folder)
-    made = secrets.token_bytes(KEY_BYTES)
+    new_key = secrets.token_bytes(KEY_BYTES)
     temporary = folder / f".{KEY_FILE}.new"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, OWNER_ONLY)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(made)
+        file.write(new_key)
     temporary.replace(path)
-    return made
+    return new_key
 
 
 def prepare(folder: Path) -> None:
@@ -110,12 +110,12 @@ class Segments:
         dropped: list[RecordedRequest] = []
         damaged = 0
         for path in segments_in(self._folder):
-            kept, gone, whole = _without(path.read_bytes(), drop)
+            rest, gone, whole = _without(path.read_bytes(), drop)
             dropped += gone
             damaged += not whole
             if gone and not dry_run:
                 written = path.stat().st_mtime_ns  # readers take it for the end of the segment
-                replace_file(path, kept, path.with_name(f".{path.name}.new"), OWNER_ONLY)
+                replace_file(path, rest, path.with_name(f".{path.name}.new"), OWNER_ONLY)
                 os.utime(path, ns=(written, written))
         return dropped, damaged
 
@@ -155,21 +155,21 @@ class Segments:
 def _without(data: bytes, drop: Callable[[Row], bool]) -> tuple[bytes, list[RecordedRequest], bool]:
     """Return a segment without the requests for which `drop` is true, those requests, and whether all of it could be
     read."""
-    kept: list[bytes] = []
+    rest: list[bytes] = []
     gone: list[RecordedRequest] = []
     for at, payload in enumerate(frames(data)):
         if payload is None:
-            return b"".join(kept), gone, False
+            return b"".join(rest), gone, False
         try:
             rows = list(decode_batch(payload)) if at else []
         except SegmentInvalid:
-            return b"".join(kept), gone, False
-        found = [row for row in rows if isinstance(row, RecordedRequest) and drop(row)]
-        gone += found
-        ids = set(map(id, found))
+            return b"".join(rest), gone, False
+        matches = [row for row in rows if isinstance(row, RecordedRequest) and drop(row)]
+        gone += matches
+        ids = set(map(id, matches))
         others = [row for row in rows if id(row) not in ids]
-        if not found:
-            kept.append(frame_of(payload))
+        if not matches:
+            rest.append(frame_of(payload))
         elif others:
-            kept.append(encode_batch(others))
-    return b"".join(kept), gone, True
+            rest.append(encode_batch(others))
+    return b"".join(rest), gone, True
