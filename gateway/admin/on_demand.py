@@ -81,7 +81,7 @@ class OnDemand:
     async def _answer(self, name: str, request: web.Request) -> web.StreamResponse:
         if name not in self.handlers:
             kind = await asyncio.to_thread(OPERATIONS.load, name)  # the event loop goes on during the import
-            handler: AdminHandler = kind(self.core)
-            for route in handler.routes():  # another request may have built them
-                self.handlers.setdefault(f"{route.method} {route.path}", route.handler)
+            if name not in self.handlers:  # another request may have built them
+                handler: AdminHandler = kind(self.core)
+                self.handlers |= {f"{route.method} {route.path}": route.handler for route in handler.routes()}
         return await self.handlers[name](request)
