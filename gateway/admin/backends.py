@@ -158,8 +158,8 @@ class LimitsHandler:
 
         Each has the amount that was left at the last request that this gateway saw.
         """
-        asked = request.query.get("top", str(DEFAULT_LIMIT))
-        if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:9]) <= MAX_SEEN:
+        top = request.query.get("top", str(DEFAULT_LIMIT))
+        if not top.isascii() or not top.isdigit() or not 1 <= int(top[:9]) <= MAX_SEEN:
             return json_response({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)
-        usage = [asdict(one) for one in self._quotas.usage(int(asked[:9]))]
+        usage = [asdict(one) for one in self._quotas.usage(int(top[:9]))]
         return json_response({"gateways": self._quotas.gateways, "waiting": self._quotas.waiting, "limits": usage})

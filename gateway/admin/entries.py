@@ -98,15 +98,15 @@ class EntriesAdmin:
     @operation(TopEntries, query=TopQuery)
     async def _get_top(self, request: web.Request) -> web.Response:
         """List the stored answers with the most hits in this gateway since its start."""
-        found: list[TopEntry] = []
+        entries: list[TopEntry] = []
         for fingerprint, hits in await self.core.parts().evictions.most_used(
             int_parameter(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         ):
             entry = await self.core.parts().store.get(fingerprint)
             if entry is not None:
-                found.append({**self._entry_report(entry), "hits": hits, "question": self._texts(entry)["question"]})
+                entries.append({**self._entry_report(entry), "hits": hits, "question": self._texts(entry)["question"]})
         routes = [route.name for route in self.core.policy().routes if _may_show(route.name, self.core.policy())]
-        return json_response({"entries": found, "prompts_of": routes})
+        return json_response({"entries": entries, "prompts_of": routes})
 
     def _entry_report(self, entry: Entry) -> EntryReport:
         now = self.core.clock.wall()

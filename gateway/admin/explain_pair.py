@@ -67,16 +67,20 @@ def parse_pair(body: bytes) -> PairRequest:
 def semantic_route(policy: Policy, name: str | None) -> tuple[Route, SemanticRule]:
     """Return the route of this name, or the default one, with its semantic cache. Raise `BadRequest`."""
     names = [route.name for route in policy.routes]
-    found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
-    if found is None:
+    route = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
+    if route is None:
         raise BadRequest(f"no route is called {str(name)[:60]!r}: expected {', '.join(names)}")
-    if found.semantic is None:
-        raise BadRequest(f"the semantic cache of route {found.name!r} is off: there is nothing to explain")
-    return found, found.semantic
+    if route.semantic is None:
+        raise BadRequest(f"the semantic cache of route {route.name!r} is off: there is nothing to explain")
+    return route, route.semantic
 
 
 async def explain_features(
-    found: ExplainedPair, pair: PairRequest, route: Route, embedder: Embedder, knowledge: PairKnowledge | None = None
+    explanation: ExplainedPair,
+    pair: PairRequest,
+    route: Route,
+    embedder: Embedder,
+    knowledge: PairKnowledge | None = None,
 ) -> ExplainedPair:
     """Return the explanation with what the features of the route say of it. Raise `EmbedderUnavailable`."""
 
@@ -87,8 +91,8 @@ async def explain_features(
         return await knowledge.has_entry((await embedder.embed(stored)).vector, stored, route.name, accepts)
 
     for feature in features_of(route):
-        found = await feature.explain_pair(found, route, has_entry)
-    return found
+        explanation = await feature.explain_pair(explanation, route, has_entry)
+    return explanation
 
 
 async def explain_pair(
@@ -246,8 +250,10 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
     encoder, embedder = build_embedder(config.embedder)
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
-        found = await explain_pair(pair, route.name, rule, control, embedder, verifier, redaction=route.of(Redaction))
-        return await explain_features(found, pair, route, embedder)
+        explanation = await explain_pair(
+            pair, route.name, rule, control, embedder, verifier, redaction=route.of(Redaction)
+        )
+        return await explain_features(explanation, pair, route, embedder)
     except EmbedderUnavailable as error:
         raise StartupError(f"the embedding model does not answer: {error}") from None
     finally:

@@ -93,11 +93,11 @@ class JobsHandler:
         if not top.isascii() or not top.isdigit() or not 1 <= int(top[:9]) <= MAX_LIMIT:
             return json_response({"error": f"top: expected a number from 1 to {MAX_LIMIT}"}, status=400)
         try:
-            counts, found = await self._store.counts(), await self._store.listed(state, int(top[:9]))
+            counts, jobs = await self._store.counts(), await self._store.listed(state, int(top[:9]))
         except StoreUnavailable as error:
             return json_response({"error": str(error)}, status=503)
         return json_response(
-            {"counts": asdict(counts), "state": state, "jobs": [_job_summary(job_state) for job_state in found]}
+            {"counts": asdict(counts), "state": state, "jobs": [_job_summary(job_state) for job_state in jobs]}
         )
 
     @operation(JobDetails)

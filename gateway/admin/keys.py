@@ -90,8 +90,8 @@ class KeyRotation(Section):
     """The time for which the former text stays valid."""
 
 
-def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) -> tuple[ApiKey, str]:
-    """Return a new key and its text, which is not stored. `given` is the body: the key keeps its limits as written."""
+def issue_key(wanted: KeySpec, body: Mapping[str, Any], by: str, now: float) -> tuple[ApiKey, str]:
+    """Return a new key and its text, which is not stored. The key keeps its limits as `body` has them."""
     secret, text = _new_secret(now)
     key = ApiKey(
         id=f"key_{secrets.token_hex(8)}",
@@ -99,7 +99,7 @@ def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) ->
         tenant=wanted.tenant,
         role=Role(wanted.role),
         models=wanted.models or (),
-        limits=_limits_given(given),
+        limits=_limits_of(body),
         created=now,
         created_by=by,
         expires=None if wanted.expires is None else now + wanted.expires,
@@ -109,7 +109,7 @@ def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) ->
     return key, text
 
 
-def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float) -> ApiKey:
+def changed(key: ApiKey, change: KeyUpdate, body: Mapping[str, Any], now: float) -> ApiKey:
     """Return the key with the changes. Raise `BadRequest`."""
     _require_active(key, now, verb="expired")
     if change.name is not None:
@@ -118,9 +118,9 @@ def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float
         key = replace(key, models=change.models)
     if change.cache is not None:
         key = replace(key, cache=change.cache)
-    if "limits" in given:
-        key = replace(key, limits=_limits_given(given))
-    if "expires" in given:
+    if "limits" in body:
+        key = replace(key, limits=_limits_of(body))
+    if "expires" in body:
         key = replace(key, expires=None if change.expires is None else now + change.expires)
     return key
 
@@ -157,8 +157,8 @@ def _new_secret(now: float) -> tuple[KeySecret, str]:
     return KeySecret(digest_of(text), text[-4:], now), text
 
 
-def _limits_given(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    limits = given.get("limits") or ()
+def _limits_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    limits = body.get("limits") or ()
     return (limits,) if isinstance(limits, dict) else tuple(limits)
 
 
@@ -183,29 +183,29 @@ class KeyAdmin:
 
     async def listed(self) -> Sequence[ApiKey]:
         """Return all keys that this version can read, the newest first."""
-        found = []
+        keys = []
         for data in await self._store.listed():
             try:
-                found.append(decode(data))
+                keys.append(decode(data))
             except KeyUnreadable:  # of a later version; a client that uses it is refused
                 continue
-        return sorted(found, key=lambda key: (-key.created, key.id))
+        return sorted(keys, key=lambda key: (-key.created, key.id))
 
     async def get_key(self, identity: str) -> ApiKey:
         """Return a key. Raise `NotFound`."""
         return _decode_key(await self._store.by_id(identity))
 
-    async def create(self, wanted: KeySpec, given: Mapping[str, Any], by: str) -> tuple[ApiKey, str]:
+    async def create(self, wanted: KeySpec, body: Mapping[str, Any], by: str) -> tuple[ApiKey, str]:
         """Return a new key and its text, which cannot be shown again. `by` is the name of its creator."""
         now = self._clock.wall()
         await self._evict_expired(now)
-        key, text = issue_key(wanted, given, by, now)
+        key, text = issue_key(wanted, body, by, now)
         await self._replace(None, key)
         return key, text
 
-    async def change(self, identity: str, change: KeyUpdate, given: Mapping[str, Any]) -> ApiKey:
-        """Change a key and return it. `given` is the body as written."""
-        key, _ = await self._update(identity, lambda key, now: changed(key, change, given, now))
+    async def change(self, identity: str, change: KeyUpdate, body: Mapping[str, Any]) -> ApiKey:
+        """Change a key and return it. `body` has the changes as written."""
+        key, _ = await self._update(identity, lambda key, now: changed(key, change, body, now))
         return key
 
     async def rotate(self, identity: str, rotation: KeyRotation) -> tuple[ApiKey, str]:
@@ -358,8 +358,8 @@ class KeysHandler:
         if state not in STATES:
             raise BadRequest(f"state: expected one of {', '.join(STATES)}")
         now = self._clock.wall()
-        found = [key for key in await self._keychain.listed() if tenant in (None, key.tenant)]
-        return json_response({"keys": [key_json(key, now) for key in found if state in ("all", key.state(now))]})
+        keys = [key for key in await self._keychain.listed() if tenant in (None, key.tenant)]
+        return json_response({"keys": [key_json(key, now) for key in keys if state in ("all", key.state(now))]})
 
     @operation(KeyReport)
     async def _show(self, request: web.Request) -> web.StreamResponse:
@@ -369,8 +369,8 @@ class KeysHandler:
     @operation(IssuedKey, body=KeySpec)
     async def _create(self, request: web.Request) -> web.StreamResponse:
         """Create a key. Only this response has its text."""
-        given = parse_object(await read_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
-        key, text = await self._keychain.create(parse_section(KeySpec, given), given, actor_of(request).name)
+        body = parse_object(await read_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
+        key, text = await self._keychain.create(parse_section(KeySpec, body), body, actor_of(request).name)
         _audit_key(request, key)
         warning = {} if self._keys_required else {"warning": PASSTHROUGH_WARNING}
         return self._key_response(key, **warning, key=text)
@@ -378,11 +378,11 @@ class KeysHandler:
     @operation(KeyReport, body=KeyUpdate)
     async def _change(self, request: web.Request) -> web.StreamResponse:
         """Change the name, models, limits, expiry or cache access of a key. At least one field is required."""
-        given = parse_object(await read_body(request), 'changes, such as {"expires": "30d"}')
-        if not given:
+        body = parse_object(await read_body(request), 'changes, such as {"expires": "30d"}')
+        if not body:
             raise BadRequest("nothing is to change: expected name, models, limits, expires or cache")
-        key = await self._keychain.change(_identity(request), parse_section(KeyUpdate, given), given)
-        _audit_key(request, key, changed=sorted(given))
+        key = await self._keychain.change(_identity(request), parse_section(KeyUpdate, body), body)
+        _audit_key(request, key, changed=sorted(body))
         return self._key_response(key)
 
     @operation(IssuedKey, body=KeyRotation, body_required=False)

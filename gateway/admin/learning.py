@@ -29,10 +29,10 @@ async def parse_reset_route(request: web.Request, routes: Collection[str], requi
     if request.content_type != "application/json":
         return json_response({"error": "expected content-type application/json"}, 415)
     try:
-        given = orjson.loads(await request.read())
+        body = orjson.loads(await request.read())
     except orjson.JSONDecodeError:
-        given = None
-    route = given.get("route") if isinstance(given, dict) else None
+        body = None
+    route = body.get("route") if isinstance(body, dict) else None
     if not isinstance(route, str):
         return json_response({"error": 'expected a body such as {"route": "default"}'}, 400)
     if route not in routes:
@@ -271,14 +271,14 @@ class RoutingHandler:
 
     def _route_report(self, route: str, target: Target) -> RouteRouting:
         tier_state = self._escalations.of(route).tier_state(target, self._clock.monotonic())
-        kept = tier_state.retention
+        retention = tier_state.retention
         return {
             "route": route,
             "rule": tier_state.rule,
             "asked": tier_state.setting,
             "threshold": tier_state.threshold,
             "large_share": _finite(tier_state.large_share),
-            "quality_kept": {"part": _finite(kept.part), "low": kept.low, "high": kept.high},
+            "quality_kept": {"part": _finite(retention.part), "low": retention.low, "high": retention.high},
             "calibration": {"shift": tier_state.fit.shift, "slope": tier_state.fit.slope},
             "labels": dict(tier_state.labels),
             "audit": target.audit.share,

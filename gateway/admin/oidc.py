@@ -126,8 +126,8 @@ def highest_role(value: object, roles: Mapping[str, Iterable[str]]) -> Role | No
         values = {item for item in value if isinstance(item, str)}
     else:
         return None
-    found = [role for role in Role if values & set(roles.get(role, ()))]
-    return found[-1] if found else None
+    matches = [role for role in Role if values & set(roles.get(role, ()))]
+    return matches[-1] if matches else None
 
 
 def _claim_at(claims: Mapping[str, Any], path: str) -> object:
@@ -137,10 +137,10 @@ def _claim_at(claims: Mapping[str, Any], path: str) -> object:
     """
     if path in claims:
         return claims[path]
-    found: object = claims
+    claim: object = claims
     for part in path.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        claim = claim.get(part) if isinstance(claim, dict) else None
+    return claim
 
 
 def _is_usable(key: PyJWK, algorithm: str) -> bool:

@@ -59,10 +59,10 @@ class PairKnowledge:
         the question, and else the one with the newest entry.
         """
         near = await self.index.near(stored_vector, SAME_QUESTION)
-        found = await self._entries(near, stored, lambda entry: entry.route == route)
-        if not found:
+        entries = await self._entries(near, stored, lambda entry: entry.route == route)
+        if not entries:
             return None
-        names = {entry.fingerprint for entry in found}
+        names = {entry.fingerprint for entry in entries}
         hit = self.served.latest(
             lambda hit: hit.judged.entry.fingerprint in names and is_verbatim(hit.judged.question, asked)
         )
@@ -73,9 +73,9 @@ class PairKnowledge:
             name = entry.fingerprint
             return name in served, name in linked, name in repelling, entry.created
 
-        entry = max(found, key=worth)
+        entry = max(entries, key=worth)
         client = hit.judged.client if hit is not None and entry.fingerprint in served else ""
-        others = len({each.scope for each in found} - {entry.scope})
+        others = len({each.scope for each in entries} - {entry.scope})
         return AskedScope(entry, self.index.count(entry.scope), client, others)
 
     async def linked_entry(self, asked: str, stored: str, scope: str | None) -> Entry | None:
@@ -101,14 +101,14 @@ class PairKnowledge:
         self, fingerprints: Iterable[str], stored: str, accepts: Callable[[Entry], bool], most: int = MAX_READ
     ) -> list[Entry]:
         """Return at most `most` entries with the question `stored`, of the first `MAX_READ` fingerprints."""
-        found = list[Entry]()
+        entries = list[Entry]()
         try:
             for fingerprint in list(fingerprints)[:MAX_READ]:
                 entry = await self.store.get(fingerprint)
                 if entry is not None and is_verbatim(entry.question or "", stored) and accepts(entry):
-                    found.append(entry)
-                    if len(found) == most:
+                    entries.append(entry)
+                    if len(entries) == most:
                         break
         except StoreUnavailable:  # the explanation then lacks this, as a lookup would
-            return found
-        return found
+            return entries
+        return entries

@@ -250,8 +250,8 @@ class PolicyAdmin:
 def _author_of(request: web.Request, via: str) -> Author:
     """Return the author by the header. If the actor is known by name, the name follows in parentheses."""
     actor, stated = actor_of(request), _text_header(request, AUTHOR, MAX_AUTHOR)
-    known = actor.by in ("key", "oidc")
-    name = f"{stated} ({actor.name})" if stated and known else stated or actor.name
+    has_name = actor.by in ("key", "oidc")
+    name = f"{stated} ({actor.name})" if stated and has_name else stated or actor.name
     return Author(name[:MAX_AUTHOR], via, _text_header(request, COMMENT, MAX_COMMENT))
 
 
@@ -284,10 +284,10 @@ def _key(body: bytes) -> str | None:
         raise BadRequest(f"the body is not JSON: {expected}") from None
     if not isinstance(value, dict) or value.keys() - {"version", "hash"} or len(value) > 1:
         raise BadRequest(f"the body is something else: {expected}")
-    given = next(iter(value.values()), None)
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int | str)):
+    version = next(iter(value.values()), None)
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int | str)):
         raise BadRequest(f"the body is something else: {expected}")
-    return None if given is None else str(given)
+    return None if version is None else str(version)
 
 
 async def body_of(request: web.Request) -> bytes:

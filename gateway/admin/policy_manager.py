@@ -186,9 +186,9 @@ class PolicyManager:
 
     def version(self, key: str | None) -> Version:
         """Return a version of the history, without `key` the one before the current one. Raise `NotFound`. Block."""
-        found = self.history.previous() if key is None else self.history.find(key)
-        if found is not None:
-            return found
+        version = self.history.previous() if key is None else self.history.find(key)
+        if version is not None:
+            return version
         if key is None:
             raise NotFound("there is no version before the one in force")
         raise NotFound(f"no version is {key[:60]!r}: expected a number or a hash of GET /admin/policy/history")
@@ -196,22 +196,22 @@ class PolicyManager:
     async def _apply(
         self, texts: Callable[[], list[PolicySource]], author: Author, match: str | None
     ) -> tuple[StagedPolicy, bool]:
-        made: list[StagedPolicy] = []
+        stages: list[StagedPolicy] = []
 
         def stage(current: Policy) -> Policy:
             self._require_match(current, match)
             policy = check_policy(texts(), self._config)
             diff = unified_diff(file_contents(current.texts), file_contents(policy.texts))
-            made.append(StagedPolicy(policy, diff, current.hash))
+            stages.append(StagedPolicy(policy, diff, current.hash))
             return policy
 
         changed = await self._holder.change(stage, lambda policy: self._write(policy, author), author)
         if changed:
-            fields = {"hash": made[0].policy.hash, "previous": made[0].previous, "author": author.name}
+            fields = {"hash": stages[0].policy.hash, "previous": stages[0].previous, "author": author.name}
             AUDIT.info("policy", extra={"fields": {**fields, "via": author.via}})
             if author.via != FLEET_AUTHOR:
-                self.changed(made[0].policy, made[0].previous, author, self._wall())
-        return made[0], changed
+                self.changed(stages[0].policy, stages[0].previous, author, self._wall())
+        return stages[0], changed
 
     def _require_match(self, current: Policy, match: str | None) -> None:
         if match is None:

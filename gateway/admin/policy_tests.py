@@ -57,7 +57,7 @@ class IdleBackend(AdapterTraits):
     def wait_s(self, request: RequestContext) -> float:
         return 0.0
 
-    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None:
+    def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:
         return None
 
 
@@ -90,15 +90,15 @@ class PolicyTestRunner:
     def faults(self, expectation: Expectation) -> Iterator[ConfigError]:
         """Yield a fault for each difference from the expectation."""
         try:
-            found, score = self._outcome(expectation)
+            outcome, score = self._outcome(expectation)
         except BadRequest as error:
             yield expectation.fault("", f"is no request: {error.message}")
             return
         by = f", complexity {score:.2f}" if score is not None else ""
         for key, wanted in expectation.expect.items():
-            if wanted not in (found[key], untuned(found[key]) if key == "backend" else None):
-                what = found[key] or "none: there is one backend"
-                context = f"route {found['route']!r}{by}" if key != "route" else "by the rules' match"
+            if wanted not in (outcome[key], untuned(outcome[key]) if key == "backend" else None):
+                what = outcome[key] or "none: there is one backend"
+                context = f"route {outcome['route']!r}{by}" if key != "route" else "by the rules' match"
                 yield expectation.fault(key, f"expected {wanted}, got {what} ({context})")
 
     def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
@@ -125,14 +125,14 @@ class PolicyTestRunner:
         decision = BackendChoice(
             route, self._pools, promises, escalations, clock, scorer, _always_first, features.ports(route).conversations
         ).decide(request)
-        found = {
+        outcome = {
             "route": route.name,
             "backend": decision.backends[0],
             "tier": decision.tier or "",
             "cache": _cache(request, call, route),
             "share": route.share,
         }
-        return found, request.complexity
+        return outcome, request.complexity
 
     def _pass_through_outcome(self, request: RequestContext, route: Route) -> Mapping[str, str]:
         signals = Signals(None, client_of(request.headers))

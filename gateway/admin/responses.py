@@ -31,10 +31,10 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 def int_parameter(request: web.Request, name: str, default: int, maximum: int) -> int:
     """Return a query parameter that is a whole number from 1 to `maximum`. Raise `BadRequest`."""
-    given = request.query.get(name, str(default))
-    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= maximum:
+    text = request.query.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 6 or not 1 <= int(text) <= maximum:
         raise BadRequest(f"{name}: expected a whole number from 1 to {maximum}")
-    return int(given)
+    return int(text)
 
 
 def parse_object(data: bytes, of: str) -> dict[str, Any]:
@@ -53,7 +53,9 @@ def parse_section(kind: type[S], value: dict[str, Any]) -> S:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, path))}: {said}" if path else said for path, said in error_messages(error)]
+        faults = [
+            f"{'.'.join(map(str, path))}: {message}" if path else message for path, message in error_messages(error)
+        ]
         raise BadRequest("; ".join(faults)) from None
 
 

@@ -59,9 +59,9 @@ class StaticFiles:
         return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
 
     def _compressed(self, name: str) -> bytes:
-        if (known := self._gzipped.get(name)) is None:
-            known = self._gzipped[name] = gzip.compress(self._files[name], mtime=0)
-        return known
+        if (data := self._gzipped.get(name)) is None:
+            data = self._gzipped[name] = gzip.compress(self._files[name], mtime=0)
+        return data
 
 
 def is_page(path: str) -> bool:
@@ -80,10 +80,10 @@ def chart_files() -> Mapping[str, bytes]:
 
 
 def _files(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for each in folder.iterdir():
         if each.is_dir():
-            found |= _files(each, f"{prefix}{each.name}/")
+            files |= _files(each, f"{prefix}{each.name}/")
         elif each.name.rpartition(".")[2] in TYPES:
-            found[prefix + each.name] = each.read_bytes()
-    return found
+            files[prefix + each.name] = each.read_bytes()
+    return files

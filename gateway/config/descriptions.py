@@ -26,11 +26,11 @@ def describe(section: type[Section]) -> Mapping[str, str]:
     A key without a description has that of the section `described_in`. If the source is not installed, the
     result is empty.
     """
-    found = {} if section.described_in is None else dict(describe(section.described_in))
+    descriptions = {} if section.described_in is None else dict(describe(section.described_in))
     for each in reversed(section.__mro__):
-        found |= _module_strings(each.__module__).get(each.__name__, {})
-    found |= {extension.key: extension.summary for extension in section.further_keys()}
-    return {key: found[key] for key in section.listed_keys() if key in found}
+        descriptions |= _module_strings(each.__module__).get(each.__name__, {})
+    descriptions |= {extension.key: extension.summary for extension in section.further_keys()}
+    return {key: descriptions[key] for key in section.listed_keys() if key in descriptions}
 
 
 def file_default(field: FieldInfo) -> object:

@@ -36,16 +36,16 @@ def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -
     `NEARHIT_SERVICE_HOST` for a service of this name, and `NEARHIT_ADMIN_TOKEN` may contain a secret.
     """
     value = copy.deepcopy(dict(document))
-    known = dict(_setting_paths(value))
+    paths = dict(_setting_paths(value))
     origins: dict[KeyPath, str] = {}
     faults: list[ConfigError] = []
     warnings: list[ConfigError] = []
     for name in sorted(environ):
-        if not name.startswith(_PREFIX) or ("__" not in name and name not in known):
+        if not name.startswith(_PREFIX) or ("__" not in name and name not in paths):
             continue
-        path = known.get(name)
+        path = paths.get(name)
         if path is None:
-            guess = closest_match(name, known)
+            guess = closest_match(name, paths)
             hint = f", did you mean {guess}?" if guess else ","
             message = f"unknown setting{hint} expected NEARHIT_SECTION__KEY with keys of config.yaml"
             faults.append(environment_fault(name, message))

@@ -80,11 +80,11 @@ def format_value(value: object) -> str:
             return f"a {type(value).__name__}"
 
 
-def closest_match(word: str, known: Iterable[str]) -> str | None:
+def closest_match(word: str, names: Iterable[str]) -> str | None:
     """Return the known word that is closest to `word`, or None if none is close."""
-    by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word[:_MAX_VALUE_CHARS].lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    by_lower = {name.lower(): name for name in names}
+    matches = difflib.get_close_matches(word[:_MAX_VALUE_CHARS].lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def unknown_name(what: str, word: str, known: Iterable[str]) -> str:

@@ -79,9 +79,9 @@ def build_config(
     """Return the configuration of a document. `fault_at` makes a fault of a path, or None if that has one already.
     `doubts` are the warnings of the document."""
     overridden = apply_environment(document, environ)
-    found, warnings = [*faults, *overridden.faults], [*doubts, *overridden.warnings]
+    errors, warnings = [*faults, *overridden.faults], [*doubts, *overridden.warnings]
 
-    def report(path: KeyPath, message: str, among: list[ConfigError] = found) -> None:
+    def report(path: KeyPath, message: str, among: list[ConfigError] = errors) -> None:
         name = overridden.origins.get(path)
         fault = environment_fault(name, message) if name else fault_at(path, message)
         if fault:
@@ -113,8 +113,8 @@ def build_config(
             report(("embedder", "migrate_from"), message, warnings)
     backends, policies = overridden.value.get("backends"), overridden.value.get("policies")
     return ConfigReader(
-        None if found or config is None else _resolve_paths(config, folder),
-        sort_errors(found),
+        None if errors or config is None else _resolve_paths(config, folder),
+        sort_errors(errors),
         frozenset(backends if isinstance(backends, dict) else ()),
         folder / (policies if isinstance(policies, str) and policies.isprintable() else "policies"),
         tuple(warnings),
@@ -186,15 +186,15 @@ def _resolve_tls(server: ServerConfig, folder: Path) -> ServerConfig:
     if tls is None:
         return server
     client_ca = None if tls.client_ca is None else folder / tls.client_ca
-    found = {"certificate": folder / tls.certificate, "key": folder / tls.key, "client_ca": client_ca}
-    return server.model_copy(update={"tls": tls.model_copy(update=found)})
+    files = {"certificate": folder / tls.certificate, "key": folder / tls.key, "client_ca": client_ca}
+    return server.model_copy(update={"tls": tls.model_copy(update=files)})
 
 
 def _resolve_store_tls(store: StoreConfig, folder: Path) -> StoreConfig:
     if store.tls is None:
         return store
-    found = {name: folder / file for name, file in store.tls if file is not None}
-    return store.model_copy(update={"tls": store.tls.model_copy(update=found)})
+    files = {name: folder / file for name, file in store.tls if file is not None}
+    return store.model_copy(update={"tls": store.tls.model_copy(update=files)})
 
 
 def _resolve_backend(backend: BackendSection, folder: Path) -> BackendSection:

@@ -137,12 +137,12 @@ class AccessLogConfig(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         sample = given.get("sample")
-        known = (*(verdict.value for verdict in Verdict), *CLASSES)
+        names = (*(verdict.value for verdict in Verdict), *CLASSES)
         for word in sample if isinstance(sample, dict) else ():
-            if word not in known:
+            if word not in names:
                 yield Problem(
                     "sample",
-                    f"{str(word)[:64]!r} is not a verdict or a status class, expected one of: {', '.join(known)}",
+                    f"{str(word)[:64]!r} is not a verdict or a status class, expected one of: {', '.join(names)}",
                 )
 
 

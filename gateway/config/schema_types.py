@@ -43,8 +43,8 @@ def or_schemas(*others: Schema) -> Shorthand:
     """Return a shorthand that allows `others` besides the type, instead of null."""
 
     def of(inner: Schema) -> Schema:
-        kept = [each for each in inner.get("anyOf", [inner]) if each != {"type": "null"}]
-        return {"anyOf": [*kept, *others]}
+        types = [each for each in inner.get("anyOf", [inner]) if each != {"type": "null"}]
+        return {"anyOf": [*types, *others]}
 
     return Shorthand(of)
 

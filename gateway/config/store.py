@@ -116,8 +116,8 @@ class StoreConfig(Section):
             yield Problem("tls", f"does not work with redis://, {TLS_EXPECTED}")
         if "sentinel_password_env" in named and target.kind is not StoreKind.SENTINEL:
             yield Problem("sentinel_password_env", "works with sentinels only, expected redis+sentinel:// in store.url")
-        for key, said in (("username", target.username), ("password_env", target.password)):
-            if key in named and said is not None:
+        for key, setting in (("username", target.username), ("password_env", target.password)):
+            if key in named and setting is not None:
                 yield Problem(key, "is also in store.url, expected it in one place")
         if "username" in named and "password_env" not in named:
             yield Problem("username", "has no password, expected password_env as well")

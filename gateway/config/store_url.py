@@ -86,8 +86,8 @@ def _parse_target(url: SplitResult) -> StoreTarget:
     if kind is StoreKind.SERVER and len(addresses) > 1:
         raise ValueError("has several servers, expected one, or redis+cluster:// or redis+sentinel:// in front of them")
     service, database = _parse_path(kind, url)
-    said = (unquote(username) or None, unquote(password) or None)
-    return StoreTarget(kind, url.scheme, addresses, *said, service, database)
+    login = (unquote(username) or None, unquote(password) or None)
+    return StoreTarget(kind, url.scheme, addresses, *login, service, database)
 
 
 def _parse_path(kind: StoreKind, url: SplitResult) -> tuple[str, int]:

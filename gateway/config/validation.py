@@ -107,9 +107,9 @@ class Section(BaseModel):
         misspelt = {guess: value[key] for key in strangers if (guess := closest_match(key, names))}
         errors = [_error((key,), unknown_name("key", key, names), value[key]) for key in strangers]
         extensions = {key: extension for key, extension in others.items() if extension is not None}
-        known = {**fields, **{key: value[key] for key in extensions}}
+        content = {**fields, **{key: value[key] for key in extensions}}
         errors += [
-            _error(problem.path, problem.error_sentence, value) for problem in cls.problems({**misspelt, **known})
+            _error(problem.path, problem.error_sentence, value) for problem in cls.problems({**misspelt, **content})
         ]
         values: dict[str, Any] = {}
         for key, extension in extensions.items():

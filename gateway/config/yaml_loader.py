@@ -79,9 +79,9 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> Y
     try:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
-            found = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "text"
+            kind = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "text"
             line = 1 if root is None else root.start_mark.line + 1
-            raise _fatal_error(file, line, f"expected a mapping at the top level such as version: 1, got {found}")
+            raise _fatal_error(file, line, f"expected a mapping at the top level such as version: 1, got {kind}")
         value = expansion.mapping(root, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()

@@ -38,14 +38,14 @@ def variable_value(environ: Mapping[str, str], name: str) -> tuple[str, bool]:
     Files of secrets end with a newline, which no header can carry. Raise `ScalarInvalid`, without the value, which may
     be a secret, if it has another control character.
     """
-    given = environ.get(name, "")
-    value = given.rstrip()
+    text = environ.get(name, "")
+    value = text.rstrip()
     if (control := _CONTROL.search(value)) is not None:
         code = f"U+{ord(control[0]):04X}"
         raise ScalarInvalid(
             f"the environment variable {name} has the control character {code}, expected one line of text"
         )
-    return value, value != given
+    return value, value != text
 
 
 def padded(name: str) -> str:
@@ -71,11 +71,11 @@ class NodeReader:
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         """Return the mapping with its merged keys. Its own keys go first."""
         self._check_tag(node, path, "map")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, key_node, value_node in self._mapping_entries(node, path):
             self.marks[(*path, key)] = _place(key_node)
-            found[key] = self._value(value_node, (*path, key))
-        return found
+            values[key] = self._value(value_node, (*path, key))
+        return values
 
     def _mapping_entries(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[_Entry]:
         own: dict[str, _Entry] = {}

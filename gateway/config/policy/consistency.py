@@ -49,16 +49,16 @@ def _covers_character(token: str, other: str) -> bool:
 
 def _glob_tokens(glob: str) -> Sequence[str]:
     """Split a glob into `*`, `?`, `[...]` and characters, as `fnmatch` does: an unclosed bracket is a character."""
-    found: list[str] = []
+    tokens: list[str] = []
     i = 0
     while i < len(glob):
         end = _closing_bracket(glob, i) if glob[i] == "[" else None
         if end is not None:
-            found.append(glob[i : end + 1])
+            tokens.append(glob[i : end + 1])
         else:
-            found.append("[[]" if glob[i] == "[" else glob[i])
+            tokens.append("[[]" if glob[i] == "[" else glob[i])
         i = i + 1 if end is None else end + 1
-    return found
+    return tokens
 
 
 def _closing_bracket(glob: str, start: int) -> int | None:
@@ -199,9 +199,9 @@ def _shadowed_rules(rules: Sequence[Rule]) -> Iterator[ConfigError]:
 def _match_covers(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> bool:
     if not all(covers(wide.get(key), narrow.get(key)) for key in ("path", "model", "tenant")):
         return False
-    asked = [(name.lower(), glob) for name, glob in narrow.get("headers", {}).items()]
+    headers = [(name.lower(), glob) for name, glob in narrow.get("headers", {}).items()]
     return all(
-        any(name.lower() == other and covers(glob, narrower) for other, narrower in asked)
+        any(name.lower() == other and covers(glob, narrower) for other, narrower in headers)
         for name, glob in wide.get("headers", {}).items()
     )
 
@@ -228,8 +228,8 @@ def _logprobs_warnings(rule: Rule, adapters: Mapping[str, str]) -> Iterator[Conf
     lightest = route.get("light") or (route.get("tiers") or [None])[0]
     names = tier_backends(lightest)
     if names and all(adapters.get(name) in _ADAPTERS_WITHOUT_LOGPROBS for name in names):
-        said = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
+        subject = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
         message = (
-            f"{said} gives no log probabilities, so each of its answers is discarded, expected otherwise: verifier"
+            f"{subject} gives no log probabilities, so each of its answers is discarded, expected otherwise: verifier"
         )
         yield source.fault((*path, "route", "cascade", "check"), message)

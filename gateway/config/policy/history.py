@@ -196,8 +196,8 @@ class History:
     def pending(self) -> PolicyChange | None:
         """Return the recorded change that has not been cleared, or None."""
         try:
-            said = orjson.loads((self._folder / _PENDING).read_bytes())
-            return PolicyChange(said["hash"], Author(**said["author"]), said["before"], said["after"])
+            value = orjson.loads((self._folder / _PENDING).read_bytes())
+            return PolicyChange(value["hash"], Author(**value["author"]), value["before"], value["after"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -228,8 +228,8 @@ class History:
 def _read(path: Path) -> Version | None:
     """Return a version, or None if its file is missing or damaged."""
     try:
-        said = orjson.loads(path.read_bytes())
-        return Version(**{**said, "author": Author(**said["author"])})
+        value = orjson.loads(path.read_bytes())
+        return Version(**{**value, "author": Author(**value["author"])})
     except (OSError, ValueError, KeyError, TypeError):
         LOG.warning("a version of the policy cannot be read", extra={"fields": {"file": str(path)}})
         return None

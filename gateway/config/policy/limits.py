@@ -157,8 +157,8 @@ def duplicate_limit_problems(limits: object) -> Iterator[Problem]:
 def _limit_keys(rule: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     per = str(rule.get("per", "tenant"))
     for kind in ("requests", "tokens"):
-        given = rule.get(kind)
-        for item in given if isinstance(given, list) else [given]:
+        limits = rule.get(kind)
+        for item in limits if isinstance(limits, list) else [limits]:
             rate = item.get("rate") if isinstance(item, dict) else item
             if isinstance(rate, str):
                 yield per, kind, rate.rpartition("/")[2]

@@ -187,13 +187,13 @@ def policy_files(folder: Path) -> list[Path]:
         shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise _folder_fault(folder, f"cannot be read ({error.strerror}), expected a folder of policy files") from None
-    found = [path for path in shown if path.suffix == ".yaml"]
-    if not found:
+    files = [path for path in shown if path.suffix == ".yaml"]
+    if not files:
         hint = ", each with a name that ends in .yaml" if any(path.suffix == ".yml" for path in shown) else ""
         raise _folder_fault(folder, f"the folder has no policy file, expected at least {LAST_FILE}{hint}")
-    if len(found) > MAX_FILES:
-        raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
-    return sorted(found, key=lambda path: file_order(path.name))
+    if len(files) > MAX_FILES:
+        raise _folder_fault(folder, f"{len(files)} policy files, expected at most {MAX_FILES}")
+    return sorted(files, key=lambda path: file_order(path.name))
 
 
 def file_order(name: str) -> tuple[bool, str]:

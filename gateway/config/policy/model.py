@@ -206,17 +206,17 @@ class Policy:
 
     def _match_names(self, names: Names) -> tuple[Route, ...]:
         """Return the routes whose names match, up to the first without headers."""
-        found = []
+        routes = []
         for route in self.routes:
             if route.match.names(*names):
-                found.append(route)
+                routes.append(route)
                 if not route.match.headers:
                     break
         if sum(map(len, names)) <= MAX_CACHED_NAME_CHARS:  # clients choose them
             if len(self._match_cache) >= MAX_CACHED_MATCHES:
                 self._match_cache.clear()
-            self._match_cache[names] = tuple(found)
-        return tuple(found)
+            self._match_cache[names] = tuple(routes)
+        return tuple(routes)
 
 
 def compile_glob(glob: str | None) -> Pattern | None:

@@ -23,8 +23,8 @@ class Parameters:
     max_tokens: int | None = None  # of the answer, at least 1
 
     def __str__(self) -> str:
-        given = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return ",".join(f"{name}={value}" for name, value in given if value is not None)
+        parameters = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return ",".join(f"{name}={value}" for name, value in parameters if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ def parse_parameters(value: object) -> Parameters:
     """Parse the parameters of a tier. Raise `ValueError`."""
     if not isinstance(value, dict) or not value:
         raise ValueError(f"parameters: expected a mapping such as {{reasoning_effort: low}}, got {format_value(value)}")
-    known = [each.name for each in fields(Parameters)]
+    names = [each.name for each in fields(Parameters)]
     for key in value:
-        if key not in known:
-            raise ValueError(f"parameters: {unknown_name(f'key {format_value(key)}', key, known)}")
+        if key not in names:
+            raise ValueError(f"parameters: {unknown_name(f'key {format_value(key)}', key, names)}")
     return Parameters(
         _effort(value),
         _tokens(value, "thinking_budget", f"0 or a whole number of at least {MIN_BUDGET}", MIN_BUDGET, zero=True),

@@ -133,10 +133,10 @@ class PolicyHolder:
 def _folder_identity(folder: Path) -> tuple[int, int] | None:
     """Return the identity of the folder with this name, or None if there is none."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _folder_state(folder: Path) -> object:

@@ -104,9 +104,9 @@ def parse_steps(value: object) -> tuple[float, ...] | None:
     """Parse one complexity, or one per step between tiers, ascending. Raise `ValueError`."""
     if value is None:
         return None
-    given = value if isinstance(value, list | tuple) else [value]
+    items = value if isinstance(value, list | tuple) else [value]
     steps = []
-    for step in given:
+    for step in items:
         if isinstance(step, bool) or not isinstance(step, int | float):
             raise ValueError(f"expected a number, or one per step such as [0.3, 0.7], got {format_value(step)}")
         if not 0 <= step <= 1:  # NaN included
@@ -206,7 +206,7 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     """
     has = {key for key, value in given.items() if value is not None}
     pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "cascade", "learn"}
-    of_tiers |= {key for key in has if (found := feature_of(f"route.{key}")) is not None and found.among_tiers}
+    of_tiers |= {key for key in has if (feature := feature_of(f"route.{key}")) is not None and feature.among_tiers}
     if "backend" in has:
         if isinstance(given["backend"], dict) and isinstance(given["backend"].get("parameters"), dict):
             yield Problem("backend", "parameters need tiers to choose from, expected light and large, or tiers")
