@@ -22,7 +22,7 @@ from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
-from gateway.bootstrap import Access, Dashboard, Observed, build_jobs, observer_of
+from gateway.bootstrap import Access, Dashboard, Observed, observer_of
 from gateway.cache.embedding_migration import retry_until_available
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
@@ -36,6 +36,7 @@ from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.http_server.responses_socket import ResponsesSockets
 from gateway.http_server.server import HttpServer
+from gateway.jobs import Jobs, JobsCore
 from gateway.observability.access_log import AccessLog
 from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock
@@ -45,7 +46,7 @@ from gateway.steps.erasures import ErasureCore, Erasures
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
 from gateway.steps.parts import Parts, build_parts
-from gateway.tasks import restart_on_failure, run_in
+from gateway.tasks import run_in
 from gateway.worker import WorkerEnvironment, admin_socket, data_socket
 
 LOG = logging.getLogger("nearhit")
@@ -99,16 +100,7 @@ class Gateway:
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer)
         self._observer = self.dashboard.observer
-        self.jobs = build_jobs(
-            config,
-            environ,
-            stores,
-            self._job_pipeline(),
-            parts.clock,
-            parts.telemetry,
-            parts.subjects_of,
-            parts.erased,
-        )
+        self.jobs = self._jobs(environ) if config.jobs.enabled else None
         self.inflight = Inflight(config.server.max_inflight)
         pipeline = self._pipeline()
         tls, certificate = certificates_of(config.server)
@@ -162,7 +154,6 @@ class Gateway:
                 *self.access.admin,
                 *self.dashboard.routes(),
                 *LimitsHandler(parts.quotas).routes(),
-                *self.jobs.admin,
                 *self.routing.routes(),
                 *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
                 *OnDemand(core).routes(),
@@ -212,7 +203,9 @@ class Gateway:
         """Return the pipeline for client requests, up to the steps of their route."""
         config, access = self.config, self.access
         sockets = ResponsesSockets(self._current, config.backends, self.parts.clock, self.inflight, config.server)
-        endpoints: list[Endpoint] = [sockets, self.parts.feedback, *self.jobs.endpoints]
+        endpoints: list[Endpoint] = [sockets, self.parts.feedback]
+        if self.jobs is not None:
+            endpoints.append(self.jobs)
         pipeline = shared_pipeline(
             SharedSteps(
                 self.parts,
@@ -227,12 +220,24 @@ class Gateway:
         )
         return sockets.connect(pipeline)
 
-    def _job_pipeline(self) -> Handler:
-        """Return the pipeline for jobs. It has no limit on concurrency, because the job workers bound that.
-        The client was identified when the job was accepted."""
-        access = self.access
-        steps = SharedSteps(self.parts, self._current, self._observer, access.key_cache, access.authenticate_job)
-        return shared_pipeline(steps, self.parts.telemetry.failures, for_jobs=True)
+    def _jobs(self, environ: Mapping[str, str]) -> Jobs:
+        """Return the jobs. Their pipeline has no limit on concurrency, because the job workers bound that. The client
+        was identified when the job was accepted. Raise `StartupError`."""
+        access, parts = self.access, self.parts
+        steps = SharedSteps(parts, self._current, self._observer, access.key_cache, access.authenticate_job)
+        pipeline = shared_pipeline(steps, parts.telemetry.failures, for_jobs=True)
+        return Jobs(
+            JobsCore(
+                self.config,
+                environ,
+                self.stores,
+                pipeline,
+                parts.clock,
+                parts.telemetry,
+                parts.subjects_of,
+                parts.erased.includes,
+            )
+        )
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Report the gateway ready as soon as it serves. A failed cache or backend does not make it unready: caches are
@@ -331,7 +336,11 @@ async def running(
         await gateway.removal.refresh()  # before any stored entry is served
         await gateway.access.begin(stack)
         _start_background(gateway, stack, worker_environment)
+        if gateway.jobs is not None:
+            await gateway.jobs.begin(stack)
         await _open_ports(gateway, stack, worker_environment)
+        if gateway.jobs is not None:
+            gateway.jobs.watch()
         yield gateway
 
 
@@ -342,7 +351,7 @@ def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environmen
     work += [run() for run in gateway.parts.fleet.work]
     gateway.figures.begin(stack, worker_environment)
     gateway.dashboard.begin(stack, gateway.gauges.sample)
-    for job in [*work, *map(restart_on_failure, gateway.jobs.work)]:
+    for job in work:
         run_in(stack, job)
 
 

@@ -1,63 +1,43 @@
-"""Builders that the composition root (`app`) calls: access, observer, cache operations, dashboard, jobs."""
+"""Builders that the composition root (`app`) calls: access, observer, cache operations, dashboard."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import importlib.metadata
-import logging
 import math
-import random
 import re
-import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.adapters.system.audit_file import AuditFile
-from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.admin.audit import AuditTrail
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
-from gateway.admin.jobs import JobsHandler
 from gateway.admin.keys import KeyAdmin, KeysHandler
 from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
 from gateway.admin.static_files import StaticFiles
 from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 from gateway.cache.embedding_spaces import Space
-from gateway.cache.erasure import RecentErasures
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import remove_former_checkpoint
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
 from gateway.cache.stores import Stores
-from gateway.config import AuthConfig, Config, OpenAIBackendConfig
+from gateway.config import AuthConfig, Config
 from gateway.config.api_keys import digest_of, is_well_formed
 from gateway.config.auth import OidcConfig
 from gateway.config.environment import read_secret
 from gateway.config.policy.model import Policy
-from gateway.config.schema import JobsConfig
 from gateway.context import Handler
 from gateway.errors import StartupError, Unauthorized
-from gateway.jobs.batch_endpoint import BatchEndpoint
-from gateway.jobs.batch_runner import BatchDriver
-from gateway.jobs.credential_encryption import Sealer
-from gateway.jobs.endpoint import CredentialPolicy, JobEndpoint, bounds_of
-from gateway.jobs.notifications import JobNotifications
-from gateway.jobs.retry_policy import RetryTerms
-from gateway.jobs.runner import Runner
-from gateway.jobs.sealing_key import sealing_secret
-from gateway.jobs.webhook_delivery import SecretInvalid, WebhookDelivery, secret_of
-from gateway.jobs.workers import JobWorkers
 from gateway.observability.access_log import AccessLog, LogShares
 from gateway.observability.live_events import LiveEvents
 from gateway.observability.observer import Observer
@@ -66,12 +46,10 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
 from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
-from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.fleet import Replicating
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
 from gateway.steps.shared_tenants import TenantsOfKeys
-from gateway.subjects import SubjectsOf
 from gateway.tasks import run_in
 
 
@@ -293,123 +271,4 @@ def cutover_of(
     recovery = recovery_of(stores, parts.spaces.target, parts)
     return EmbedderCutover(
         parts.spaces, migration, recovery, on_cutover, parts.former, lambda: remove_former_checkpoint(config)
-    )
-
-
-# Jobs (asynchronous inference).
-LOG = logging.getLogger("nearhit.jobs")
-
-
-@dataclass(frozen=True, slots=True)
-class JobParts:
-    """The parts of asynchronous inference. `work` runs as long as the gateway."""
-
-    endpoints: Sequence[Endpoint] = ()
-    work: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
-    admin: Sequence[web.RouteDef] = ()
-
-
-def build_jobs(
-    config: Config,
-    environ: Mapping[str, str],
-    stores: Stores,
-    handler: Handler,
-    clock: Clock,
-    telemetry: Telemetry,
-    subjects_of: SubjectsOf | None,
-    erased: RecentErasures,
-) -> JobParts:
-    """Build the job parts. `handler` is the pipeline that runs a job. Raise `StartupError`."""
-    jobs, store = config.jobs, stores.jobs
-    if not jobs.enabled:
-        return JobParts()
-    secret = sealing_secret(config, environ)
-    sealer = None if secret is None else Sealer(secret)
-    notifications, webhooks = JobNotifications(), _webhook_delivery(config, environ, store, clock, telemetry)
-    listeners: list[Callable[[str], None]] = [notifications.on_job_end]
-    if webhooks is not None:
-        listeners.append(webhooks.on_job_end)
-    name = f"gateway_{secrets.token_hex(8)}"
-
-    def on_job_end(job: str) -> None:
-        for listener in listeners:
-            listener(job)
-
-    workers = JobWorkers(
-        name,
-        store,
-        Runner(handler, sealer, clock, max_result=jobs.max_result),
-        RetryTerms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
-        clock,
-        telemetry,
-        random.random,
-        on_job_end,
-        limit=jobs.workers,
-        visibility_s=jobs.visibility,
-    )
-    credentials = CredentialPolicy(_credentials_needed(config), sealer)
-    endpoints: list[Endpoint] = [
-        JobEndpoint(jobs, store, workers, notifications, on_job_end, credentials, telemetry, subjects_of)
-    ]
-    work = [workers.run]
-    if webhooks is not None:
-        work.append(webhooks.run)
-    if jobs.batches:
-        driver = _batch_driver(name, jobs, stores, sealer, clock, workers, subjects_of, erased.includes)
-        listeners.append(driver.on_job_end)
-        endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
-        work.append(driver.run)
-    return JobParts(endpoints, work, JobsHandler(store).routes())
-
-
-def _batch_driver(
-    name: str,
-    jobs: JobsConfig,
-    stores: Stores,
-    sealer: Sealer | None,
-    clock: Clock,
-    workers: JobWorkers,
-    subjects_of: SubjectsOf | None,
-    is_erased: Callable[[Sequence[str], str, float], bool],
-) -> BatchDriver:
-    return BatchDriver(
-        name,
-        stores.batches,
-        stores.jobs,
-        bounds_of(jobs),
-        sealer,
-        clock,
-        workers.wake,
-        max_lines=jobs.max_batch,
-        keep_s=jobs.file_ttl,
-        result_s=jobs.result_ttl,
-        subjects_of=subjects_of,
-        is_erased=is_erased,
-    )
-
-
-def _webhook_delivery(
-    config: Config, environ: Mapping[str, str], store: RedisJobs, clock: Clock, telemetry: Telemetry
-) -> WebhookDelivery | None:
-    """Build the delivery of webhooks. Return None if there is no secret to sign them with. Raise `StartupError`."""
-    jobs = config.jobs
-    text = read_secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
-    if text is None:
-        return None
-    try:
-        signing = secret_of(text)
-    except SecretInvalid as error:
-        raise StartupError(f"jobs.webhook_secret_env, in {jobs.webhook_secret_env}: {error}") from None
-    client = WebhookClient(frozenset(jobs.webhook_hosts))
-    return WebhookDelivery(store, client, signing, clock, telemetry, random.random, attempts=jobs.webhook_attempts)
-
-
-def _credentials_needed(config: Config) -> bool:
-    """Return whether any backend is called with the client's own credentials."""
-    if config.auth.mode != "passthrough":
-        return False
-    http = (backend for backend in config.backends.values() if isinstance(backend, OpenAIBackendConfig))
-    return any(
-        backend.api_key_env is None and any(upstream.api_key_env is None for upstream in backend.addresses)
-        for backend in http
     )

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gateway.credentials import NONE_SHOWN, TRACING, Credentials
 from gateway.errors import TooManyInflight
-from gateway.job_store import Transmission
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import (
     NO_DIRECTIVES,
@@ -34,6 +33,7 @@ from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.principal import Principal
 from gateway.priority import Priority
 from gateway.tracing import TraceRecorder, UpstreamCall
+from gateway.transmission import Transmission
 
 
 class HeadMemo:

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, recovers, target
+from tests.features.jobs.asking import over, submit
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, completion, serving
-from tests.jobs.asking import over, submit
 
 HOUR_S, TTL_S, SLACK_S = 3600.0, 3.0, 2.0
 CLIENTS, QUESTIONS, SLOW_S = 6, 12, 0.5

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager, suppress
 from bench.process import rss_mb
 from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, Bystander, in_parallel, target
+from tests.features.jobs.asking import ALICE, BOB, submit
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.upstream import Upstream, serving
-from tests.jobs.asking import ALICE, BOB, submit
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 AT_ONCE, SPARE_MB = 8, 64

@@ -27,6 +27,10 @@ from gateway.steps.parts import Parts
 OPERATIONS = Extensions(
     "nearhit.admin",
     {
+        "GET /admin/jobs": "gateway.features.jobs.admin:JobsAdmin",
+        "GET /admin/jobs/{job}": "gateway.features.jobs.admin:JobsAdmin",
+        "POST /admin/jobs/retry": "gateway.features.jobs.admin:JobsAdmin",
+        "POST /admin/jobs/drop": "gateway.features.jobs.admin:JobsAdmin",
         "POST /admin/explain": "gateway.admin.explanation:ExplainRequests",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainHandler",
         "POST /admin/cache/erase": "gateway.features.erasure.admin:EraseAdmin",
@@ -73,9 +77,11 @@ class OnDemand:
     handlers: dict[str, Handler] = field(default_factory=dict)  # by method and path
 
     def routes(self) -> list[web.RouteDef]:
+        """Return the routes of these operations. Those of jobs exist if jobs are on."""
         return [
             web.route(method, path, partial(self._answer, f"{method} {path}"))
             for method, path in (name.split() for name in OPERATIONS.own)
+            if self.core.config.jobs.enabled or not path.startswith("/admin/jobs")
         ]
 
     async def _answer(self, name: str, request: web.Request) -> web.StreamResponse:

@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
-from gateway.adapters.redis.batches import RedisBatches
 from gateway.adapters.redis.client import CONNECT_S, StoreAccess, connect
-from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.redis.entry_sizes import RedisEntrySizes
 from gateway.adapters.redis.former_entries import adopt_former
-from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.quotas import RedisQuotas
 from gateway.adapters.redis.records import PLAIN
@@ -52,13 +49,12 @@ class Stores:
 
     front: TieredStore
     redis: RedisStore
+    client: Any  # of the same server, for the scripts of features
     file: AppendOnlyFile
     removals: RedisPurges
     keys: RedisApiKeys
     quotas: RedisQuotas
     affinity: RedisAffinity
-    jobs: RedisJobs
-    batches: RedisBatches
     server: ValkeySupervisor | None
     shared: SharedStore | None  # None if no other gateway is on this store
 
@@ -120,18 +116,15 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
     )
     quotas = RedisQuotas(redis, timeout_s=config.store.timeout)
-    sync = WriteThrough(client) if config.jobs.fsync else None
-    jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
     return Stores(
         front=front,
         redis=redis,
+        client=client,
         file=AppendOnlyFile(redis, owned=url.startswith("unix://")),  # also that of the supervisor of workers
         removals=RedisPurges(redis),
         keys=RedisApiKeys(redis),
         quotas=quotas,
         affinity=RedisAffinity(redis, timeout_s=config.store.timeout),
-        jobs=jobs,
-        batches=batches,
         server=server,
         shared=None if replicas is None else replicas.open_shared(redis, client, journal, config.store.timeout),
     )

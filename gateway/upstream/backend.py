@@ -14,11 +14,11 @@ from typing import Any
 from gateway.circuit_breaker import BreakerState
 from gateway.context import Load, RequestContext
 from gateway.errors import AttemptTimedOut, BackendError, RateLimited
-from gateway.job_store import Transmission
 from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.transmission import Transmission
 from gateway.upstream.header_filter import UPSTREAM_REQUEST_ID
 from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging

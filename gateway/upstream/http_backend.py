@@ -22,10 +22,10 @@ from gateway.dialects.model_names import ModelNames
 from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.translation.neutral import translation_between
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
-from gateway.job_store import Transmission
 from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, TranslatedCall, Tunnel
 from gateway.ports import Clock
 from gateway.streams import StreamObserver, close_body, with_observer
+from gateway.transmission import Transmission
 from gateway.upstream.additions import (
     LIMIT,
     OLD_LIMIT,

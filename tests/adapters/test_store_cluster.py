@@ -16,13 +16,13 @@ from gateway.adapters.redis.keyspace import BUCKETS, CLUSTERED, ONE_SERVER, WIDT
 from gateway.adapters.redis.records import VERSION
 from gateway.cli.doctor.store import store as look_at
 from tests.admin.test_purge import purged
+from tests.features.jobs.asking import over
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered
 from tests.fixtures.store_cluster import ClusterFleet, store_cluster
 from tests.fixtures.store_fleets import ENVIRON, Certificates, eventually
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import over
 
 ALIKE = BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.8")
 ASKED, SAME = "how do I reset the password of my account", "How do I reset the password of my account?"

@@ -15,11 +15,11 @@ from gateway.config.api_keys import digest_of, new_key
 from gateway.errors import StoreUnavailable
 from gateway.steps.authenticate import BURST
 from tests.admin.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed
+from tests.features.jobs.asking import over, submit
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, Served, fast_path, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import over, submit
 
 
 @pytest.fixture

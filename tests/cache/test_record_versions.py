@@ -16,12 +16,12 @@ from gateway.cache.bans import Ban, BanConditions
 from gateway.cache.bans import encode as encode_ban
 from gateway.messages import Entry
 from tests.features.erasure.test_erasure import ALICE, SECRET, erase, purge
+from tests.features.jobs.asking import main_of
 from tests.fixtures.entries import entry_of, hexed
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import main_of
 
 (FORMER,) = ONE_SERVER.former
 UNREADABLE = b"\x09 of a version that nobody here reads"

@@ -25,12 +25,12 @@ from gateway.cache.threshold.wrong_hits import Label
 from gateway.files import unowned_dirs
 from gateway.private_files import OWN
 from tests.features.erasure.test_erasure import EVERYTHING_KEPT, SECRET, bytes_below, erase, purge
+from tests.features.jobs.asking import KEY, chat, main_of, over
+from tests.features.jobs.test_batches import client_of, create, ended, line
 from tests.fixtures.entries import entry_of, judged_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
-from tests.jobs.asking import KEY, chat, main_of, over
-from tests.jobs.test_batches import client_of, create, ended, line
 
 SECURITY = Path("docs/security.md")
 

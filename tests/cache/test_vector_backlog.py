@@ -21,12 +21,12 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderQueue
 from gateway.tasks import cancel_and_wait
 from tests.cache.test_late_vectors import GatedEmbedder
+from tests.features.jobs.asking import main_of
 from tests.fixtures.entries import DIMENSION, entry_of, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import main_of
 
 
 class Backlogged:

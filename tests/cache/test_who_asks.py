@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.features.jobs.asking import over, submit
 from tests.fixtures.gateways import BOTH_CACHES, LOOSE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
-from tests.jobs.asking import over, submit
 
 KEYS = (
     "X-Litellm-Key", "apikey", "x-portkey-api-key", "cf-aig-authorization", "X-Forwarded-Authorization",

@@ -13,6 +13,7 @@ UNUSED = (
     "gateway.admin.explanation",
     "gateway.cli.first_build",
     "gateway.features.workers.supervisor",
+    "gateway.features.jobs",
     "gateway.features.simulation",
     "gateway.features.tuning",
     "gateway.model_build",

@@ -13,13 +13,13 @@ from typing import Any
 from aiohttp import web
 
 from gateway.features.replicas.change_log import CHANGES_KEY
+from tests.features.jobs.asking import over, submit
+from tests.features.jobs.test_webhooks import Receiver, receiving
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.upstream import Upstream, completion, question_of, serving
 from tests.fixtures.waiting import until
-from tests.jobs.asking import over, submit
-from tests.jobs.test_webhooks import Receiver, receiving
 
 NAMES = ("main", "light", "large", "next", "first", "second", "bad")
 PRICE = {"input_per_million": 1000.0, "output_per_million": 1000.0}

@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 
 from docs.tools.openapi import PAGE, SCHEMA, document, text, with_table
 from gateway.admin.middleware import ROLES
+from tests.features.jobs.asking import submit
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
-from tests.jobs.asking import submit
 
 DOCUMENT = document()
 READ = [

@@ -25,10 +25,10 @@ from gateway.adapters.system.child_process import ChildFailed
 from gateway.messages import Entry
 from gateway.observability.json_logging import EVERY_S, RateLimitedLog
 from gateway.tasks import Backoff
+from tests.features.jobs.asking import over, submit
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import over, submit
 
 NO_FRONT = {"front_size": "1kB"}  # too small for an entry: every hit is the store's
 MEMORY = 2**26

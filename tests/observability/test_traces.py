@@ -22,11 +22,11 @@ from tritonclient.grpc import service_pb2_grpc
 from gateway.adapters.system import otlp_exporter
 from gateway.adapters.system.otlp_exporter import CLOSE_TIMEOUT_S
 from gateway.observability.access_log import AccessLog
+from tests.features.jobs.asking import over, submit
 from tests.fixtures.collector import Collector, collecting
 from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, serving, stream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import over, submit
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=opaque, other=1"}

@@ -14,11 +14,11 @@ from gateway.config.policy.load import policy_from_text
 from gateway.credentials import NO_CHANGES
 from gateway.steps.request_reading import described_request, find_route, read_body
 from gateway.subjects import SubjectDigests
+from tests.features.jobs.asking import over
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import connected
-from tests.jobs.asking import over
 
 CHAT = "/v1/chat/completions"
 ANN = NO_CHANGES.read(CIMultiDict({"Authorization": "Bearer ann"})).tenant

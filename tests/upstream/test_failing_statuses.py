@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.job_store import JobResult
-from gateway.jobs.retry_policy import RetryDecision, RetryTerms, decide
+from gateway.features.jobs.retry_policy import RetryDecision, RetryTerms, decide
+from gateway.features.jobs.store import JobResult
 from gateway.statuses import is_failure
 from gateway.upstream.upstream import FAILURES
 from tests.fixtures.clock import FakeClock

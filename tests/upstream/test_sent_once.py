@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.features.jobs.asking import over
 from tests.fixtures.gateways import BOTH_CACHES, NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.http_clients import CLIENTS
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream
-from tests.jobs.asking import over
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

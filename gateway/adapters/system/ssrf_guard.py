@@ -1,6 +1,6 @@
 """The targets that webhooks may have. Pure: it checks URLs and IP addresses.
 
-Every resolved address is checked again where the connection is made (`gateway.adapters.system.webhook_client`).
+Every resolved address is checked again where the connection is made (`gateway.features.jobs.webhook_client`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ async def _examine_config(
     return [
         *map(machine.model, models),
         *machine.data_dir(folder, config),
-        *machine.job_key(config),
+        *import_module("gateway.features.jobs.doctor").job_key(config),
         *of_store,
         *of_index,
         *of_gateway,

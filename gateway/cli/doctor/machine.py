@@ -22,8 +22,6 @@ from gateway.config import Config
 from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
 from gateway.errors import StartupError
 from gateway.http_server.listening import allowed, needed
-from gateway.jobs.sealing_key import key_file
-from gateway.private_files import UMASK
 
 PACKAGE = Path(gateway.__file__ or "").parent
 LOCKS = Path("/proc/locks")
@@ -144,22 +142,6 @@ def data_dir(facts: FolderFacts, config: Config) -> Iterator[Finding]:
         yield warning("data_dir", room, todo)
     else:
         yield ok("data_dir", room)
-
-
-def job_key(config: Config) -> Iterator[Finding]:
-    """Check that the credentials of jobs can be encrypted. `secrets` checks the variable of `jobs.key_env`."""
-    path = key_file(config)
-    if not config.jobs.enabled or config.jobs.key_env is not None:
-        return
-    if path is None:
-        found = "there is no key that encrypts the credentials of jobs: jobs with credentials are refused"
-        yield warning("jobs", found, "set jobs.key_env to a variable with one secret for all gateways on the store")
-    elif not path.exists():
-        yield ok("jobs", f"the first start makes a key in {path}, which encrypts the credentials of jobs")
-    elif path.stat().st_mode & UMASK:
-        yield warning("jobs", f"other users may read {path}, the key of jobs", f"chmod 600 {path}")
-    else:
-        yield ok("jobs", f"{path} encrypts the credentials of jobs")
 
 
 def inspect_folder(path: Path) -> FolderFacts:

@@ -22,11 +22,11 @@ from gateway.cache.feedback import Counterexamples, ServedHits, is_related
 from gateway.cache.index_checkpoints import IndexFiles
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge, PurgeRequest
-from gateway.cache.stored_parts import DISK, JOBS, LEARNED, MESSAGES, RELATIONS, StoredParts, UnreachedPart
+from gateway.cache.stored_parts import DISK, LEARNED, MESSAGES, RELATIONS, StoredParts, UnreachedPart
 from gateway.errors import GatewayError, StoreUnavailable
 from gateway.feature import all_features
 from gateway.files import unowned_dirs
-from gateway.jobs.batch_erasure import BatchLines
+from gateway.jobs import erasable_parts
 from gateway.messages import Vector
 from gateway.ports import Clock, RelationStore
 from gateway.steps.erasures import ErasureCore
@@ -57,12 +57,6 @@ class ErasureIncomplete(GatewayError):
         self.erased = erased
 
 
-class JobsOfSubjects(Protocol):
-    async def find(self, matches: Callable[[Sequence[str], str], bool]) -> list[str]: ...
-
-    async def erase(self, jobs: Sequence[str]) -> int: ...
-
-
 class StoreDisk(Protocol):
     async def drop_deleted(self) -> list[str]:
         """Drop from the store's disk what was deleted. Return a sentence for each thing that was not reached."""
@@ -84,19 +78,6 @@ class Disk:
         if not dry_run:
             traces.notes += await self._disk.drop_deleted()
         return 0
-
-
-class Jobs:
-    """The jobs with their requests and results. A worker that runs one loses its claim with the next heartbeat."""
-
-    part = JOBS
-
-    def __init__(self, store: JobsOfSubjects) -> None:
-        self._store = store
-
-    async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
-        found = await self._store.find(target.matches)
-        return len(found) if dry_run else await self._store.erase(found)
 
 
 class Relations:
@@ -278,15 +259,14 @@ def _stored_parts(
 ) -> StoredParts:
     """Return the registry of all parts that store something of requests, besides the entries.
 
-    The lines of batches come before the jobs: no line becomes a job after these. The files of the store come last.
+    The files of the store come last.
     """
     config, stores, parts = core.config, core.stores, core.parts()
     spaces, unowned = parts.spaces, partial(unowned_dirs, config.data_dir, config.server.workers)
     return StoredParts(
         parts.recorder,
         parts.label_archive,
-        BatchLines(stores.batches, subjects.of_request),
-        Jobs(stores.jobs),
+        *erasable_parts(stores, subjects.of_request),
         relations,
         learned,
         IndexFiles(config.data_dir, lambda: [s.checkpoints for s in spaces.all if s.checkpoints is not None], unowned),

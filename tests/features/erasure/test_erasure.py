@@ -25,13 +25,13 @@ from gateway.cache.threshold.wrong_hits import Label
 from gateway.features.erasure.report import ReportInvalid, public_key, sign, verify
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.subjects import Subject, SubjectDigests, body_user, parse_subject, subject_key
+from tests.features.jobs.asking import chat, main_of, over
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed, judged_of, vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import chat, main_of, over
 
 SECRET = "s" * 40
 DIGESTS = SubjectDigests(subject_key(SECRET))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
-from gateway.job_store import Conclusion, JobStatus
+from gateway.features.jobs.store import Conclusion, JobStatus
+from tests.features.jobs.asking import jobs_of, main_of, submit
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
-from tests.jobs.asking import main_of, submit
 
 Nearhit = Callable[..., Coroutine[Any, Any, tuple[int, str]]]
 
@@ -33,7 +33,7 @@ def nearhit(capsys: pytest.CaptureFixture[str]) -> Nearhit:
 
 async def dead_one(served: Served, question: str) -> str:
     job = await submit(served, question)
-    store = served.gateway.stores.jobs
+    store = jobs_of(served)
     (claimed,) = await store.claim("w", 1, visibility_s=30, attempts=3, dead_s=60)
     assert await store.conclude(job, claimed.token, Conclusion(JobStatus.FAILED, None, "why", 60.0, dead=True))
     return job
@@ -54,7 +54,7 @@ async def test_jobs_are_listed_shown_retried_and_dropped(nearhit: Nearhit, upstr
         code, text = await nearhit(served, "drop", job)
         assert (code, text) == (1, "nearhit: there is no such dead job\n")
         assert await nearhit(served, "retry", "job_of_nobody") == (code, text)
-        await served.gateway.stores.jobs.cancel(job, "anonymous", 60.0)
+        await jobs_of(served).cancel(job, "anonymous", 60.0)
         await dead_one(served, "another")
         assert await nearhit(served, "drop", "--all") == (0, "1 dropped\n")
         assert (await nearhit(served, "drop"))[0] == 2
