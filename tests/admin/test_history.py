@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.timeline import BATCH, RedisTimeline
 from gateway.admin.history import SPANS
-from gateway.features.replicas.metrics_store import BATCH, RedisTimeline
 from gateway.observability.metrics import LATENCY_BUCKETS, quantile_of
 from gateway.observability.timeline import COARSE, FINE, MAX_SERIES, MIDDLE, UP, Timeline, quantiles
 from tests.fixtures.clock import FakeClock
