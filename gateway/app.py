@@ -299,8 +299,8 @@ async def running(
     """Yield a gateway that listens on all its ports.
 
     On exit, everything that was started stops in reverse order, even if a later step of the start fails. `draw` returns
-    numbers in [0, 1) that choose the hits to audit. `policies` is the folder that `policy` was read from; None: the
-    policy has no files. `worker_environment` is set if the process is one of several workers.
+    numbers in [0, 1) that choose the hits to audit. `policies` is the folder that `policy` was read from, or None if
+    the policy has no files. `worker_environment` is set if the process is one of several workers.
 
     Raise `StartupError`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, each with a one-sentence message.
     """

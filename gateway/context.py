@@ -41,7 +41,7 @@ class HeadMemo:
     headers.
 
     Clients send the same head over and over. Requests with the same head share this object, so each step derives its
-    result once. None: not derived yet.
+    result once. It is None before it is derived.
     """
 
     __slots__ = ("credentials", "has_budget", "is_control_request", "upstream")

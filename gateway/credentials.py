@@ -132,7 +132,7 @@ class CredentialRules:
         return name in self._order or any(counts and pattern.fullmatch(name) for pattern, counts in self._changes)
 
     def sign_of(self, name: str) -> Sign | None:
-        """Return what a header of this name tells; None: nothing."""
+        """Return what a header of this name tells, or None if it tells nothing."""
         try:
             return self._signs[name]
         except KeyError:

@@ -24,7 +24,8 @@ class Extensions:
     own: Mapping[str, str]
 
     def load(self, name: str) -> Any:
-        """Import and return the extension; None: there is none of this name. Raise `StartupError` if it is broken."""
+        """Import and return the extension, or None if there is none of this name. Raise `StartupError` if it is
+        broken."""
         value = self.own.get(name)
         if value is not None:
             return EntryPoint(name, value, self.group).load()

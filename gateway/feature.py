@@ -75,7 +75,7 @@ class Runtime:
     """The shared parts of a feature while a gateway runs. A feature overrides what it has."""
 
     def reader(self, route: Route) -> Reader | None:
-        """Return what reads the calls of a route before their cache keys are computed; None: nothing does."""
+        """Return what reads the calls of a route before their cache keys are computed, or None if nothing does."""
         return None
 
     def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
@@ -188,7 +188,7 @@ class Features:
         return [(feature, self._runtime(feature)) for feature in features_of(route)]
 
     def reader(self, route: Route) -> Reader | None:
-        """Return what reads the calls of a route before their cache keys are computed; None: no feature does."""
+        """Return what reads the calls of a route before their cache keys are computed, or None if no feature does."""
         readers = [read for _, runtime in self.of(route) if (read := runtime.reader(route)) is not None]
         return partial(_read, readers) if len(readers) > 1 else next(iter(readers), None)
 

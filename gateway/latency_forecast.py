@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RemainingBudget:
-    """The request's latency budgets less the time already spent, in seconds; None: no such budget."""
+    """The request's latency budgets less the time already spent, in seconds, or None without such a budget."""
 
     total_s: float | None = None
     ttft_s: float | None = None

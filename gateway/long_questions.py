@@ -79,7 +79,7 @@ def split_question(text: str) -> SplitQuestion:
 
 
 def asking_part(text: str) -> tuple[int, int] | None:
-    """Return start and end of the part that asks; None: there is none that can be worded differently."""
+    """Return start and end of the part that asks, or None if there is none that can be worded differently."""
     if _reworks(text[:_OPENING]):
         return None
     end = len(text)

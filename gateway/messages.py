@@ -145,7 +145,7 @@ class Choice(StrEnum):
 
 
 class Affinity(NamedTuple):
-    """The backend that made a resource, and the address that did; None: the backend has one address."""
+    """The backend that made a resource, and the address that did, or None if the backend has one address."""
 
     backend: str
     upstream: str | None
@@ -564,7 +564,7 @@ class Duplex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheHints:
-    """The words of an answer about its own caching. None: it has no such word."""
+    """The words of an answer about its own caching, or None if it has no such word."""
 
     ttl_s: float | None = None
     public: bool | None = None  # whether all clients may share it
@@ -769,7 +769,7 @@ class TokenLogprobs(Protocol):
 @dataclass(frozen=True, slots=True)
 class Tunable:
     """The parameters of a call that a tier may set. `set_effort` sets the effort of reasoning in a body to what its
-    second argument returns for the client's; None: the call has no effort."""
+    second argument returns for the client's. That is None if the call has no effort."""
 
     limit_field: str  # with the most tokens of the answer
     set_effort: Callable[[dict[str, Any], Callable[[Any], Any]], None] | None = None
@@ -795,7 +795,7 @@ class Dialect(Protocol):
 
     @property
     def client_header(self) -> str | None:
-        """The header that all requests of its clients have, on any path; None: nothing tells these clients."""
+        """The header that all requests of its clients have, on any path, or None if nothing tells these clients."""
 
     @property
     def reports_usage(self) -> bool:
@@ -803,23 +803,23 @@ class Dialect(Protocol):
 
     @property
     def token_count_path(self) -> str | None:
-        """The path at which its clients ask how many tokens a conversation has; None: there is none."""
+        """The path at which its clients ask how many tokens a conversation has, or None."""
 
     @property
     def to_neutral(self) -> Translation | None:
-        """The translation of its calls to the neutral form, which is OpenAI's chat; None: there is none."""
+        """The translation of its calls to the neutral form, which is OpenAI's chat, or None."""
 
     @property
     def from_neutral(self) -> Translation | None:
-        """The translation of calls in the neutral form for its backends; None: there is none."""
+        """The translation of calls in the neutral form for its backends, or None."""
 
     @property
     def id_header(self) -> str | None:
-        """The header in which its clients look for a request id; None: x-request-id, which every answer has."""
+        """The header in which its clients look for a request id, or None for x-request-id, which every answer has."""
 
     @property
     def accepted_by(self) -> frozenset[str] | None:
-        """The other dialects whose backends accept its calls unchanged; None: all do."""
+        """The other dialects whose backends accept its calls unchanged, or None if all do."""
 
     def claims(self, method: str, path: str) -> bool:
         """Return whether such requests belong to this dialect. Requests that no dialect claims are passed through
@@ -841,28 +841,28 @@ class Dialect(Protocol):
 
     def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:
         """Return a path that no dialect claims, with the backend's name of the model that it names. `rename` returns
-        that name for the client's; None: it is the same."""
+        that name for the client's, or None if it is the same."""
 
     @property
     def logprobs(self) -> TokenLogprobs | None:
-        """Its support of log probabilities; None: it has none."""
+        """Its support of log probabilities, or None if it has none."""
 
     @property
     def chains_answers(self) -> bool:
         """Whether a request may continue an answer by the id of that."""
 
     def continued(self, call: Call) -> str | None:
-        """Return the id of the answer or conversation that the backend stores and a call continues; None: it continues
-        none."""
+        """Return the id of the answer or conversation that the backend stores and a call continues, or None if it
+        continues none."""
 
     def tunable(self, call: Call) -> Tunable | None:
-        """Return the parameters of a call that a tier may set; None: there are none."""
+        """Return the parameters of a call that a tier may set, or None."""
 
     def demanded_form(self, call: Call) -> DemandedForm:
         """Return the form that a call demands of its answer. A malformed field demands nothing."""
 
     def answer_parts(self, call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:
-        """Return the parts of a complete answer; None: it cannot be read. `payload` as in `Entry`."""
+        """Return the parts of a complete answer, or None if it cannot be read. `payload` as in `Entry`."""
 
     def is_free(self, call: Call) -> bool:
         """Return whether a call makes no model work."""
@@ -871,10 +871,10 @@ class Dialect(Protocol):
         """Return whether a call has a text whose tokens can be estimated."""
 
     def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
-        """Estimate the input tokens of a request to `token_count_path`; None: the body is no such request."""
+        """Estimate the input tokens of a request to `token_count_path`, or None if the body is no such request."""
 
     def open_parts(self, call: Call) -> OpenParts | None:
-        """Return what follows the parts of a stream; None: its last events tell whether it is over."""
+        """Return what follows the parts of a stream, or None if its last events tell whether it is over."""
 
     @property
     def relays(self) -> bool:
@@ -890,7 +890,8 @@ class Dialect(Protocol):
         parts, and readable without `headers`. Raise `MalformedResponse`."""
 
     def client_form(self, call: Call, data: bytes) -> ClientForm | None:
-        """Return a whole stored answer in the form that this client asked for; None: unchanged, with its own headers.
+        """Return a whole stored answer in the form that this client asked for, or None to leave it unchanged, with its
+        own headers.
 
         Raise `MalformedResponse`, or `BadRequest` if that form cannot express the answer.
         """
@@ -942,8 +943,8 @@ class Dialect(Protocol):
         """The event that keeps a silent stream alive, and that clients ignore."""
 
     def error_answer(self, event: Event) -> tuple[int, bytes] | None:
-        """Return the status and the body of the error that an event reports in place of an answer; None: it reports
-        none. It is asked about the first events of a stream."""
+        """Return the status and the body of the error that an event reports in place of an answer, or None if it
+        reports none. It is asked about the first events of a stream."""
 
     def is_end(self, event: Event) -> bool:
         """Return whether an event is the end marker of a stream: the answer is complete with it. It is called for each
@@ -1101,7 +1102,7 @@ class Price:
         return None
 
     def of_unit(self, unit: Unit | None) -> float | None:
-        """Return the dollars of one unit, a character or a second among them; None: it has no price."""
+        """Return the dollars of one unit, a character or a second among them, or None if it has no price."""
         scale = 1e-6 if unit is Unit.CHARACTERS else 1 / 60 if unit is Unit.MINUTE else 1.0
         return next((scale * dollars for priced, dollars in self.per_unit if priced is unit), None)
 

@@ -386,7 +386,7 @@ class NearbyStore(ResponseStore, Protocol):
         """Return the entry if it is in process, without further lookups."""
 
     def admit(self, entry: Entry) -> Entry | None:
-        """Keep an entry that was read from the store, and return it; None: it may not be served."""
+        """Keep an entry that was read from the store, and return it, or None if it may not be served."""
 
     def forget(self, fingerprint: str) -> None:
         """Drop the entry from the process, because the store has another one now."""
@@ -422,7 +422,7 @@ class VectorIndex(Protocol):
 
     @property
     def entries_on_device(self) -> int | None:
-        """The number of entries on a device other than the CPU; None: there is no device."""
+        """The number of entries on a device other than the CPU, or None if there is no device."""
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         """Add or replace a vector. After `expires` (wall clock, seconds) it may be dropped."""
@@ -506,8 +506,8 @@ class Verifier(Protocol):
         """Return one opinion per candidate, in order."""
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
-        """Return a more precise and more expensive opinion, for candidates that it could get served. None: not
-        available."""
+        """Return a more precise and more expensive opinion, for candidates that it could get served. Return None if it
+        is not available."""
 
     def close(self) -> None:
         """Release threads and models."""

@@ -263,8 +263,8 @@ class EventSource(Protocol[T_co]):
         """Return whether the model has said everything, and at most the usage and the end marker are missing."""
 
     def take(self) -> Sequence[T_co] | None:
-        """Return the items that have arrived since the last call; None: nothing yet; empty: the end. Raise
-        `UpstreamStreamError`."""
+        """Return the items that have arrived since the last call. Return None before anything arrives, and an empty
+        result at the end. Raise `UpstreamStreamError`."""
 
     async def wait(self) -> None:
         """Wait until `take` may have something. Call it after `take` returned None."""

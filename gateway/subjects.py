@@ -79,7 +79,7 @@ def names_in(user: str | None) -> Sequence[str]:
 
 
 def body_user(body: bytes) -> str | None:
-    """Return the users that a JSON body names, in any dialect, as `names_in` reads them; None: it names nobody.
+    """Return the users that a JSON body names, in any dialect, as `names_in` reads them, or None if it names nobody.
 
     A body that names none is not parsed.
     """

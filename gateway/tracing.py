@@ -163,7 +163,7 @@ class TraceRecorder:
         return traceparent(self.trace_id, span_id, sampled=self.sampled)
 
     def traced_headers(self, headers: Mapping[str, str], span_id: str | None = None) -> CIMultiDict[str]:
-        """Return `headers` with one of its spans as the parent; None: the request's own span."""
+        """Return `headers` with one of its spans as the parent, or the request's own span for None."""
         state = "" if self.parent is None else self.parent.state
         return inject_trace(headers, self.parent_for(span_id or self.span_id), state)
 

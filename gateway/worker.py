@@ -63,7 +63,7 @@ class WorkerEnvironment:
 
 
 def data_socket(worker_environment: WorkerEnvironment | None) -> socket.socket | None:
-    """Return the socket on which the data port listens already; None: it must open its own."""
+    """Return the socket on which the data port listens already, or None if it must open its own."""
     return None if worker_environment is None else socket.socket(fileno=worker_environment.data)
 
 

@@ -77,7 +77,8 @@ class BackendReport(TypedDict):
 
 
 def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, BackendReport]:
-    """Return the state of each backend. `now` is monotonic. Latencies are in milliseconds; None: nothing recent."""
+    """Return the state of each backend. `now` is monotonic. Latencies are in milliseconds, or None without recent
+    calls."""
     return {
         name: {
             "inflight": pool.inflight,

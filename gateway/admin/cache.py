@@ -48,7 +48,7 @@ class PurgeValidation:
         return [sentence for sentence in messages if sentence is not None]
 
     async def _tenants_with_keys(self, configured: Collection[str]) -> Collection[str] | None:
-        """Return the names of all tenants with a key. None: the store does not answer."""
+        """Return the names of all tenants with a key. Return None if the store does not answer."""
         try:
             return sorted({*configured, *(key.tenant for key in await self.core.api_keys())})
         except StoreUnavailable:
@@ -56,7 +56,7 @@ class PurgeValidation:
 
 
 def unknown_name_message(what: str, name: str | None, known: Collection[str] | None) -> str | None:
-    """Return a sentence. None: `name` is known, is not given, or the known names are not available."""
+    """Return a sentence. Return None if `name` is known, is not given, or the known names are not available."""
     if name is None or known is None or name in known:
         return None
     listed = ", ".join(islice(known, MAX_LISTED_NAMES)) or "none"

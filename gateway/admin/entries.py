@@ -132,7 +132,7 @@ class EntriesAdmin:
         }
 
     def _texts(self, entry: Entry) -> EntryTexts:
-        """Return question and answer. None: they may not be shown, or are not text."""
+        """Return question and answer. Return None if they may not be shown, or are not text."""
         if not _may_show(entry.route, self.core.policy()):
             return {"prompts": False, "question": None, "answer": None}
         dialect = DIALECTS.get(entry.dialect)

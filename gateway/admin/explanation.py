@@ -277,7 +277,7 @@ def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
 
 def _scored_by(request: RequestContext, own: str, classifier: str | None) -> str:
     """Return who scored the request, in words. `own` describes the gateway's own score, and `classifier` the answer of
-    the route's classifier; None: no classifier was asked."""
+    the route's classifier, or None if no classifier was asked."""
     prompt = request.scored_prompt
     if request.complexity is None or prompt is None:
         return ""

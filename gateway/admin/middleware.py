@@ -83,7 +83,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 ACTOR = web.RequestKey("actor", Actor)
 
 Check = Callable[[str], Awaitable[Actor | None]]
-"""Return the actor with these credentials. None: the check does not know them. Raise `GatewayError`."""
+"""Return the actor with these credentials. Return None if the check does not know them. Raise `GatewayError`."""
 
 
 def actor_of(request: web.Request) -> Actor:

@@ -53,7 +53,8 @@ class KeySource(Protocol):
     """The public keys of an issuer."""
 
     async def key(self, kid: str | None) -> PyJWK | None:
-        """Return the key of this id, or the only key if `kid` is None. None: no such key. Raise `Overloaded`."""
+        """Return the key of this id, or the only key if `kid` is None. Return None without such a key. Raise
+        `Overloaded`."""
 
 
 class OidcVerifier:
@@ -64,7 +65,7 @@ class OidcVerifier:
         self._keys = keys
 
     async def check(self, text: str) -> Actor | None:
-        """Return the actor of a token. None: the text is not a JSON Web Token.
+        """Return the actor of a token. Return None if the text is not a JSON Web Token.
 
         Raise `Unauthorized`, `Forbidden`, or `Overloaded` if the issuer's keys are not available.
         """
@@ -116,7 +117,7 @@ class OidcVerifier:
 
 
 def highest_role(value: object, roles: Mapping[str, Iterable[str]]) -> Role | None:
-    """Return the highest role that a claim's values stand for. None: no role.
+    """Return the highest role that a claim's values stand for. Return None for no role.
 
     `value` is a list, or a text that may have several words (RFC 8693 section 4.2).
     """

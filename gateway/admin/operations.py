@@ -21,7 +21,7 @@ TEXT = "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Types that pydantic can turn into a JSON Schema. None: no body, or no parameter."""
+    """Types that pydantic can turn into a JSON Schema. None stands for no body, or no parameter."""
 
     returns: Any = None
     query: Any = None  # a TypedDict of the query parameters

@@ -53,7 +53,7 @@ class PairKnowledge:
     async def asked_scope(
         self, asked: str, asked_vector: Vector, stored: str, stored_vector: Vector, route: str
     ) -> AskedScope | None:
-        """Return the scope of the route to explain; None: no scope of the route has the stored question.
+        """Return the scope of the route to explain, or None if no scope of the route has the stored question.
 
         It is the one in which this answer was served last for this question. Else it is one with a link or a decoy for
         the question, and else the one with the newest entry.

@@ -268,13 +268,13 @@ def file_of(request: web.Request) -> str | None:
 
 
 def _match(request: web.Request) -> str | None:
-    """Return the hash of `If-Match: "hash"` (RFC 9110 section 13.1.1). None: no header, or `*`."""
+    """Return the hash of `If-Match: "hash"` (RFC 9110 section 13.1.1). Return None without the header, or for `*`."""
     value = request.headers.get("If-Match", "").strip()
     return None if value in ("", "*") else value.removeprefix("W/").strip('"')
 
 
 def _key(body: bytes) -> str | None:
-    """Return the version of `{"version": 17}` or `{"hash": "..."}`. None: the body is empty."""
+    """Return the version of `{"version": 17}` or `{"hash": "..."}`. Return None if the body is empty."""
     expected = 'expected {"version": 17}, {"hash": "..."} or no body, which means the version before the last'
     if not body.strip():
         return None

@@ -150,7 +150,7 @@ class PolicyManager:
     ) -> tuple[StagedPolicy, bool]:
         """Write a file and put the policy in force. Return it, and whether anything has changed.
 
-        `match` is the hash of the policy that the change is based on; None: any. Raise `ConfigInvalid` with every
+        `match` is the hash of the policy that the change is based on, or None for any. Raise `ConfigInvalid` with every
         fault, `PolicyConflict`, `NoFiles` or `NotWritable`; the policy in force then stays.
         """
         self._files()
@@ -159,8 +159,8 @@ class PolicyManager:
     async def roll_back(self, key: str | None, author: Author, match: str | None) -> tuple[StagedPolicy, bool]:
         """Put the files of an earlier version in force, as a new version.
 
-        `key` is the number or hash of the version; None: the one before the current one. Raise the errors of `apply`,
-        and `NotFound`.
+        `key` is the number or hash of the version, or None for the one before the current one. Raise the errors of
+        `apply`, and `NotFound`.
         """
         folder = self._files()
         version = await asyncio.to_thread(self.version, key)
@@ -177,7 +177,7 @@ class PolicyManager:
     async def last_manual_change_at(self) -> float | None:
         """Return the time of the last change of the files, in seconds since 1970.
 
-        None: the last change came from the admin port of this gateway or of another one.
+        Return None if the last change came from the admin port of this gateway or of another one.
         """
         list_versions = self.history.list_versions(1)
         if self._folder is None or (list_versions and list_versions[0]["via"] != BY_FILE.via):

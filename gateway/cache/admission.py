@@ -13,7 +13,7 @@ DEFAULT_TEMPERATURE = 1.0  # the protocols' default where a request names none
 
 
 def refuse_request(rules: AdmitRule, temperature: float | None, roles: Iterable[object]) -> Admission | None:
-    """Return why no answer to this call is stored; None: the answer decides.
+    """Return why no answer to this call is stored, or None if the answer decides.
 
     `temperature` is None where the call names none. `roles` are those of its turns.
     """

@@ -135,7 +135,7 @@ class AnswerComparer:
                     self._busy = False
 
     async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
-        """Compare two answers to a call. None: the answers have more than text and cannot be compared.
+        """Compare two answers to a call. Return None if the answers have more than text and cannot be compared.
 
         Both are compared as answers to the question of the fresh one.
         """
@@ -238,8 +238,8 @@ class AnswerComparer:
         self._telemetry.answer_share.set(pair.route, value=answers.largest)
 
     async def _known_text(self, call: Call, entry: Entry) -> AnswerText | None:
-        """Return the text of an answer, with its embedding if it was compared by it; None: the answer has more than
-        text."""
+        """Return the text of an answer, with its embedding if it was compared by it, or None if the answer has more
+        than text."""
         text = await self._answer_text(call, entry)
         return None if text is None else AnswerText(normalised(text), self._vectors.get(_key(text)))
 

@@ -118,7 +118,7 @@ async def similarity(embedder: Embedder, a: str, b: str, owner: str) -> float | 
 async def embed_text(embedder: Embedder, text: str, owner: str) -> Vector | None:
     """Return the embedding of a text, or None.
 
-    None: the embedder is not available, or does not read a passage to its end, where the difference may be.
+    Return None if the embedder is not available, or does not read a passage to its end, where the difference may be.
     """
     try:
         return text_vector([await embedder.embed(passage, owner) for passage in passages(text)])
@@ -127,7 +127,7 @@ async def embed_text(embedder: Embedder, text: str, owner: str) -> Vector | None
 
 
 def text_vector(embeddings: Sequence[Embedding]) -> Vector | None:
-    """Return the embedding of a text from those of its passages; None: there are none, or one is partial."""
+    """Return the embedding of a text from those of its passages, or None if there are none, or one is partial."""
     if not embeddings or any(embedding.partial for embedding in embeddings):
         return None
     return combine_vectors([embedding.vector for embedding in embeddings])

@@ -105,7 +105,7 @@ def may_have_command(plain: str) -> bool:
 
 
 def command_in(text: str) -> Command | None:
-    """Return the command of a text; None: it has none."""
+    """Return the command of a text, or None if it has none."""
     chunks = text.split(maxsplit=MAX_CHUNKS)[:MAX_CHUNKS]
     cores = [chunk.strip(_WRAPS).rstrip(_ENDS).strip(_WRAPS) for chunk in chunks]
     start, subcommands = _start_behind_label(text, chunks), set[tuple[str, str]]()

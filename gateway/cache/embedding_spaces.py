@@ -114,7 +114,7 @@ class Spaces:
         return self.upcoming or self.serving
 
     def of(self, embedder: str) -> Space | None:
-        """Return the space of an embedder's fingerprint. None: its vectors cannot be compared here."""
+        """Return the space of an embedder's fingerprint. Return None if its vectors cannot be compared here."""
         return next((space for space in self.all if space.embedder.fingerprint == embedder), None)
 
     async def forget(self, fingerprints: Sequence[str]) -> None:

@@ -18,5 +18,5 @@ ERASURE_KEY = KeyFile(
 
 
 def erasure_secret(config: Config, environ: Mapping[str, str]) -> str | None:
-    """Return the secret; None: there is none. Raise `StartupError`."""
+    """Return the secret, or None. Raise `StartupError`."""
     return ERASURE_KEY.secret(config, environ, config.store.erasure_key_env, "store.erasure_key_env")

@@ -106,7 +106,7 @@ class EvictionLedger:
             self.bytes -= record.size
 
     def exceeded_limit(self, max_entries: int, max_bytes: int | None) -> str | None:
-        """Return the exceeded bound, `entries` or `bytes`; None: neither."""
+        """Return the exceeded bound, `entries` or `bytes`, or None."""
         if len(self._records) > max_entries:
             return "entries"
         return "bytes" if max_bytes is not None and self.bytes > max_bytes else None

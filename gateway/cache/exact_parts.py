@@ -417,7 +417,8 @@ def is_number(word: str) -> bool:
 
 
 def numbers_in_words(words: Set[str]) -> frozenset[str] | None:
-    """Return the digits of the numbers among words in lower case. None: one of them has several words, or a sign."""
+    """Return the digits of the numbers among words in lower case. Return None if one of them has several words, or a
+    sign."""
     numbers = list(filter(is_number, words))
     if not _COMPOUND.isdisjoint(numbers) or not all(word in WORDS_OF_NUMBERS or word.isdecimal() for word in numbers):
         return None

@@ -145,7 +145,7 @@ class IndexFiles:
 
 
 def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file: str = FILE) -> IndexCheckpoints | None:
-    """Return the checkpoints in the data directory, by the configuration; None: off."""
+    """Return the checkpoints in the data directory, by the configuration, or None if it is off."""
     every_s = config.index.checkpoint
     if every_s is None:
         return None

@@ -46,7 +46,7 @@ def open_index(
 
 
 def build_device(name: str) -> Device | None:
-    """Return the device; None: the CPU. Raise `StartupError` where the named GPU cannot be used."""
+    """Return the device, or None for the CPU. Raise `StartupError` where the named GPU cannot be used."""
     return None if name == "cpu" else CudaDevice(name)
 
 

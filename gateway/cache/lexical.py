@@ -342,7 +342,7 @@ _NOT = ("n't", "n\u2019t")  # the end of a negated verb
 
 
 def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
-    """Return a difference after which no score may serve the answer; None: there is none.
+    """Return a difference after which no score may serve the answer, or None.
 
     Two texts with other instructions to the model, other identifiers, commands or code ask for other things, whatever
     their similarity. So do texts with one number in two units, or with a word and the same word negated.

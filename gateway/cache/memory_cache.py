@@ -42,8 +42,8 @@ def _size(resident: _Resident) -> int:
 class TieredStore:
     """The memory tier in front of the store. The least recently used entries make room.
 
-    Entries older than `max_age_s` are read again from the store, where another gateway may have removed them. None: no
-    other gateway is on the store. `embedder` is the fingerprint of the vectors that pass here.
+    Entries older than `max_age_s` are read again from the store, where another gateway may have removed them. It is
+    None if no other gateway is on the store. `embedder` is the fingerprint of the vectors that pass here.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TieredStore:
         return entry
 
     def admit(self, entry: Entry) -> Entry | None:
-        """Keep an entry that was read from the store, and return it; None: it may not be served."""
+        """Keep an entry that was read from the store, and return it, or None if it may not be served."""
         # before the bans are loaded, nothing from the store may be served
         if not self.bans.loaded or self.bans.covers(entry):
             return None

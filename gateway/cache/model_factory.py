@@ -75,7 +75,8 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
 
 
 def build_static_encoder(config: EmbeddingModel) -> StaticEncoder | None:
-    """Build the encoder of static vectors; None: the model has none, so that every question is embedded at once."""
+    """Build the encoder of static vectors, or None if the model has none, so that every question is embedded at
+    once."""
     if config.adapter != "onnx":
         return None
     try:
@@ -137,7 +138,7 @@ def embedder_name(embedder: EmbeddingModel) -> str:
 def _tuned_verifier(
     config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None, pairs: PairQueue | None
 ) -> TwoStageVerifier | None:
-    """Return the verifier that `nearhit tune` put in force; None: there is none, or it cannot be used."""
+    """Return the verifier that `nearhit tune` put in force, or None if there is none, or it cannot be used."""
     if data_dir is None:
         return None
     try:

@@ -50,7 +50,7 @@ def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
 
 
 def forbidden_by(directives: ResponseDirectives, route: Route, request: RequestContext) -> Admission | None:
-    """Return why the backend's headers forbid to store the answer; None: they allow it.
+    """Return why the backend's headers forbid to store the answer, or None if they allow it.
 
     A private answer may be stored for one user or one tenant, but not for all, nor for the clients without credentials.
     An answer that varies by a header may be stored if the header is part of the request's keys.

@@ -123,7 +123,7 @@ class SchemaValidator:
         return self._compiled.get(digest)
 
     def _compile(self, schema: Schema) -> Any:
-        """Return the validator of a schema; None: the schema cannot be used."""
+        """Return the validator of a schema, or None if the schema cannot be used."""
         draft = validator_for(schema, default=Draft202012Validator)
         alone = schema
         if isinstance(schema, Mapping):  # a mark of the draft would bring back its keywords without their bounds
@@ -196,7 +196,7 @@ class SchemaChecks:
         self._waiting = 0
 
     async def fit(self, route: str, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity | None:
-        """Return how an answer fits the form that its request demands; None: it demands none."""
+        """Return how an answer fits the form that its request demands, or None if it demands none."""
         form = call.dialect.demanded_form(call)
         if not form:
             return None

@@ -22,7 +22,7 @@ MIN_DIGITS, MIN_MIXED = 6, 8
 
 
 def refuse_tool_calls(rules: AdmitRule, call: Call, payload: Sequence[bytes], streamed: bool) -> Admission | None:
-    """Return why an answer with tool calls is neither stored nor served; None: it may be, or calls no tool."""
+    """Return why an answer with tool calls is neither stored nor served, or None if it may be, or calls no tool."""
     if not any(mark in data for data in payload for mark in _MARKS):
         return None
     answer = call.dialect.answer_parts(call, payload, streamed)

@@ -45,7 +45,7 @@ class VerifierVersions:
         self.folder = shared_dir(data_dir) / FOLDER
 
     def in_force(self) -> str | None:
-        """Return the name of the version in force; None: the shipped weights. Raise `WeightsCorrupt`."""
+        """Return the name of the version in force, or None for the shipped weights. Raise `WeightsCorrupt`."""
         chain = self._chain()
         return chain[-1] if chain else None
 
@@ -97,7 +97,7 @@ class VerifierVersions:
         return version
 
     def rollback(self) -> str | None:
-        """Put the previous version in force and return its name; None: the shipped weights.
+        """Put the previous version in force and return its name, or None for the shipped weights.
 
         Raise `WeightsCorrupt` if no version is in force.
         """

@@ -122,7 +122,8 @@ class ApiKey:
         return min([*ends, *([] if self.expires is None else [self.expires])], default=None)
 
     def permit(self, digest: str | None, generation: int) -> Principal:
-        """Return the principal of a request with this secret. None: a job, accepted while the key was valid."""
+        """Return the principal of a request with this secret. Without one, return that of a job that was accepted while
+        the key was valid."""
         until = self.expires if digest is None else self.until(digest)
         limits = limits_of(self.limits)
         read_only = self.cache == "read-only"

@@ -88,7 +88,7 @@ class AuthConfig(Section):
 
     @property
     def passthrough_rules(self) -> CredentialRules | None:
-        """The rules that make the tenant; None: the API keys have tenants."""
+        """The rules that make the tenant, or None if the API keys have tenants."""
         return self.credential_rules if self.mode == "passthrough" else None
 
     @classmethod

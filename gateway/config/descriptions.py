@@ -36,7 +36,7 @@ def describe(section: type[Section]) -> Mapping[str, str]:
 def file_default(field: FieldInfo) -> object:
     """Return the default of a field as a file writes it: `30s`, `10MiB`, `on`, a number or a list.
 
-    None: the key is required, is a section, or has no value unless it is set.
+    Return None if the key is required, is a section, or has no value unless it is set.
     """
     if field.is_required() or field.default_factory is not None:
         return None

@@ -66,7 +66,8 @@ def parse_positive_duration(value: object) -> float:
 
 
 def parse_duration_or_off(value: object) -> float | None:
-    """Return seconds in (0, 10 years]; None: off. YAML 1.1 reads a bare `off` as false; in quotes it stays text."""
+    """Return seconds in (0, 10 years], or None if it is off. YAML 1.1 reads a bare `off` as false; in quotes it stays
+    text."""
     if value is None or value is False or value == "off":
         return None
     try:
@@ -185,7 +186,7 @@ DurationOrOff = Annotated[
     WithJsonSchema(any_of(_POSITIVE_DURATION, OFF, {"type": "null"})),
     FileForm(format_duration),
 ]
-"""Seconds, more than 0; None: off."""
+"""Seconds, more than 0, or None if it is off."""
 
 Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema(SHARE), FileForm(format_share)]
 """A share in [0, 1]."""

@@ -80,7 +80,7 @@ class Section(BaseModel):
 
     @classmethod
     def further_key(cls, key: str) -> Extension | None:  # noqa: ARG003 - subclasses read it
-        """Return one of the `further_keys`; None: there is none of this key."""
+        """Return one of the `further_keys`, or None if there is none of this key."""
         return None
 
     def extend(self, values: Mapping[str, Any]) -> None:

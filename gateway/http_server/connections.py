@@ -49,7 +49,7 @@ ODD_LINE = re.compile(rb"[^ ]+ [^ ]+(?: HTTP/(2)\.(0))?\r?\n")
 
 
 def refused_version(version: HttpVersion) -> tuple[int, str] | None:
-    """Return status and message for a version that this port does not speak; None: it does (RFC 9110 section
+    """Return status and message for a version that this port does not speak, or None if it does (RFC 9110 section
     15.6.6). A request of HTTP/0.9 has neither a version nor headers: any line would pass for one."""
     if version < HttpVersion10:
         return 400, "HTTP/0.9 is not supported: expected HTTP/1.1 at the end of the request line"
@@ -62,7 +62,7 @@ HTTP_2 = 505, "HTTP/2.0 is not supported here: expected HTTP/1.1"
 
 
 def refused_line(data: bytes) -> tuple[int, str] | None:
-    """Return status and message if `data` begins with an `ODD_LINE`; None: it does not."""
+    """Return status and message if `data` begins with an `ODD_LINE`, or None if it does not."""
     line = ODD_LINE.match(data)
     return None if line is None else refused_version(HttpVersion(int(line[1] or 0), int(line[2] or 9)))
 

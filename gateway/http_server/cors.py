@@ -38,8 +38,8 @@ class CrossOrigin:
     rule: CorsConfig
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> Headers | None:
-        """Return the headers that answer a preflight; None: the request is not one. For an origin that is not allowed
-        they are missing, which tells the browser no."""
+        """Return the headers that answer a preflight, or None if the request is not one. For an origin that is not
+        allowed they are missing, which tells the browser no."""
         requested_method = headers.get("access-control-request-method")
         if method != "OPTIONS" or requested_method is None or "origin" not in headers or not self.rule.origins:
             return None

@@ -83,7 +83,7 @@ class RequestHeads:
         )
 
     def read(self, head: bytes) -> RequestHead | None:
-        """Parse a head; None: the request is not plain. `head` includes the empty line at its end."""
+        """Parse a head, or None if the request is not plain. `head` includes the empty line at its end."""
         return self._heads.get(head) or self._read(head)
 
     def _read(self, head: bytes) -> RequestHead | None:
@@ -119,8 +119,8 @@ class RequestHeads:
 
 
 def head_digest(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes | None:
-    """Return a digest of the parts of a head that may decide the answer; None: the headers are not plain. It leaves out
-    the length of the body, `Connection`, and the tracing headers."""
+    """Return a digest of the parts of a head that may decide the answer, or None if the headers are not plain. It
+    leaves out the length of the body, `Connection`, and the tracing headers."""
     parts = [method, target]
     for name, value in headers:
         low = name.lower()

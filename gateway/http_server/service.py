@@ -100,7 +100,7 @@ class RequestService:
         )
 
     def direct(self, method: str, path: str, headers: Mapping[str, str]) -> Response | Awaitable[Response] | None:
-        """Return the whole answer to a request that no step handles, with all of its headers; None: use the pipeline.
+        """Return the whole answer to a request that no step handles, with all of its headers, or None for the pipeline.
         No POST is answered here."""
         if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
             return self._report(path)

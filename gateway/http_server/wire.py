@@ -74,8 +74,8 @@ def is_bodiless(method: str, status: int) -> bool:
 
 
 def sized_headers(method: str, status: int, headers: Headers, length: int) -> tuple[Headers, int | None]:
-    """Return the headers of an answer with a whole body, and its `Content-Length`; None: do not add one. The answer to
-    a HEAD has the length of the body that is not sent."""
+    """Return the headers of an answer with a whole body, and its `Content-Length`, or None to add none. The answer to a
+    HEAD has the length of the body that is not sent."""
     if is_bodiless("", status):
         return _without_length(headers), None
     if method == "HEAD":

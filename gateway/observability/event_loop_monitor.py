@@ -64,7 +64,7 @@ class Stall:
 
     @property
     def where(self) -> str | None:
-        """The innermost frame of the gateway's code, else the innermost of all; None: not known."""
+        """The innermost frame of the gateway's code, else the innermost of all, or None if not known."""
         if not self.stack:
             return None if self.stack is None else NO_CODE
         ours = (frame for frame in self.stack if frame.startswith("gateway."))
@@ -199,7 +199,7 @@ class EventLoopMonitor:
 
 
 def _schedstat() -> int | None:
-    """Open the scheduler statistics of this thread; None: the kernel has none."""
+    """Open the scheduler statistics of this thread, or None if the kernel has none."""
     try:
         path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

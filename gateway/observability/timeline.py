@@ -82,7 +82,7 @@ class Ring:
         return rows
 
     def _row(self, slot: int) -> int | None:
-        """Return the row of a slot; None: the slot is too old."""
+        """Return the row of a slot, or None if the slot is too old."""
         self._widen()
         row = slot % self.resolution.slots
         if self._numbers[row] > slot:

@@ -192,7 +192,7 @@ class BackendChoice:
         return self._complexity.judge(text, call.max_tokens, vector)
 
     def _text_to_classify(self, request: RequestContext, call: Call) -> str | None:
-        """Return the text that `decide` will score; None: it will take the complexity of an earlier request."""
+        """Return the text that `decide` will score, or None if it will take the complexity of an earlier request."""
         if self.conversations is not None:
             return self.conversations.of(request, call).text_to_classify()
         return call.question or call.prompt

@@ -22,7 +22,7 @@ SHARE_OF_BUDGET = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Durations from the request's arrival, in seconds; None: no limit."""
+    """Durations from the request's arrival, in seconds, or None for no limit."""
 
     total_s: float | None
     ttft_s: float | None

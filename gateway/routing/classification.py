@@ -15,4 +15,4 @@ class RouteClassifier(Protocol):
         """Ask for the complexity of a text. It never raises."""
 
     def score_of(self, request: RequestContext, text: str) -> float | None:
-        """Return the complexity of a text in [0, 1]; None: it gave none, or was asked for another text."""
+        """Return the complexity of a text in [0, 1], or None if it gave none, or was asked for another text."""

@@ -16,7 +16,7 @@ class Conversation(Protocol):
     """The conversation of one request."""
 
     def text_to_classify(self) -> str | None:
-        """Return the text whose complexity counts; None: `score` will take the one of an earlier request."""
+        """Return the text whose complexity counts, or None if `score` will take the one of an earlier request."""
 
     def score(
         self, own: Callable[[], ScoredPrompt], judge: Callable[[str], ScoredPrompt], *, classified: bool

@@ -239,8 +239,8 @@ def _cap_key(where: str, cap: Cap) -> str:
 
 
 def waitable(requests: Sequence[LimitRequest], taken: TakeResult) -> str | None:
-    """Return the key of a limit for which a refused call may wait until calls in flight have settled. None: it is
-    refused whatever they cost."""
+    """Return the key of a limit for which a refused call may wait until calls in flight have settled. Return None if it
+    is refused whatever they cost."""
     failed = [
         (a.demand, observed)
         for a, observed in zip(requests, taken.observed, strict=True)

@@ -39,7 +39,7 @@ class ResourceAffinity:
         self._writer: asyncio.Task[None] | None = None
 
     async def find(self, tenant: str, ids: Sequence[str]) -> Affinity | None:
-        """Return the maker of the first known id; None: none of them is known. Never raise."""
+        """Return the maker of the first known id, or None if none of them is known. Never raise."""
         keys = [affinity_key(owner, each) for each in ids for owner in (tenant, SHARED)]
         for key in keys:
             maker = self._known.get(key)

@@ -118,7 +118,7 @@ ID_LISTS = frozenset({"result_files", "file_ids", "vector_store_ids"})
 
 
 def collection_of(path: str) -> str | None:
-    """Return the first segment of a path with resources, such as `files`; None: the path has none."""
+    """Return the first segment of a path with resources, such as `files`, or None if the path has none."""
     if not path.startswith(VERSION):
         return None
     first = path[len(VERSION) :].partition("/")[0]

@@ -134,7 +134,7 @@ class TierLearning:
     def feedback(self, tenant: str, request_id: str, verdict: str) -> TierAnswer | None:
         """Record a client's verdict on an answer, `right` or `wrong`. Only its first verdict counts.
 
-        None: no such answer of this tenant is remembered.
+        Return None if no such answer of this tenant is remembered.
         """
         answer = self._answers.peek((tenant, request_id))
         if answer is None or answer.has_feedback:

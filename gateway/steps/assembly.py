@@ -222,7 +222,7 @@ class RouteSteps:
         ).__call__
 
     def _sole(self, backend_choice: BackendChoice) -> UpstreamPool | None:
-        """Return the only backend; None: there are several, or conversations choose among its upstreams."""
+        """Return the only backend, or None if there are several, or conversations choose among its upstreams."""
         if backend_choice.single_backend is None:
             return None
         pool = self.parts.pools[backend_choice.single_backend]
@@ -323,7 +323,7 @@ def backend_choice_of(route: Route, parts: Parts, ports: RoutePorts) -> BackendC
 
 
 def screen_of(route: Route, parts: Parts) -> Screen | None:
-    """Return the screen that lets questions of the route go before they are embedded; None: it has none.
+    """Return the screen that lets questions of the route go before they are embedded, or None if it has none.
 
     The route may need the embedding for the complexity or for questions in flight. The screen's prior is no guide to
     the hits of a `min_similarity` below the floor of the verifier.
@@ -335,7 +335,7 @@ def screen_of(route: Route, parts: Parts) -> Screen | None:
 
 
 def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScreen | None:
-    """Return the screen with the parts that it needs; None: see `screen_of`."""
+    """Return the screen with the parts that it needs, as `screen_of` does."""
     space, screen = parts.space, screen_of(route, parts)
     if screen is None:
         return None

@@ -40,7 +40,8 @@ class AuthThrottle:
         self._until: BoundedCache[str, float] = BoundedCache(MAX_ADDRESSES)
 
     def wait_s(self, address: str) -> int | None:
-        """Return the whole seconds until credentials of this address are checked again; None: they are checked now."""
+        """Return the whole seconds until credentials of this address are checked again, or None if they are checked
+        now."""
         backlog_s = (self._until.peek(network_of(address)) or 0.0) - self._now()
         over_s = backlog_s - (BURST - 1) * INTERVAL_S
         return max(1, math.ceil(over_s)) if over_s > 0 else None

@@ -49,7 +49,8 @@ class FeedbackService:
         self._telemetry = telemetry
 
     async def apply_feedback(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
-        """Apply a verdict and return the answer to the client; None: no such answer of this tenant is remembered."""
+        """Apply a verdict and return the answer to the client, or None if no such answer of this tenant is
+        remembered."""
         served = self._memory.served.get(tenant, request_id)
         if served is None:
             return self._apply_to_tier(tenant, request_id, verdict)

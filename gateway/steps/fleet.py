@@ -60,7 +60,7 @@ class Fleet:
     """The other gateways on the store. This one has none: it publishes nothing and shares nothing."""
 
     leasing: Leasing | None = None
-    """The leases on calls; None: no other gateway makes them."""
+    """The leases on calls, or None if no other gateway makes them."""
     other_embedders: Sequence[str] = ()
     """The fingerprints of other embedders that gateways on the store have now."""
 
@@ -70,8 +70,8 @@ class Fleet:
         return ()
 
     async def position(self) -> str | None:
-        """Publish all that this gateway has learnt, and return the position up to which events were applied. None: no
-        event was read yet. Raise `StoreUnavailable`."""
+        """Publish all that this gateway has learnt, and return the position up to which events were applied. Return
+        None if no event was read yet. Raise `StoreUnavailable`."""
         return None
 
     def publisher(self, topic: str) -> Callable[..., None]:
@@ -112,7 +112,7 @@ class Fleet:
         clock: Clock,
         removal: Purge,
     ) -> Replicating | None:
-        """Return what follows the changes of the other gateways; None: there are none."""
+        """Return what follows the changes of the other gateways, or None."""
         return None
 
 

@@ -70,7 +70,7 @@ class KeyCache:
         return self._is_confirmed(permit.generation) and (permit.until is None or self._clock.wall() < permit.until)
 
     def cached(self, digest: str) -> Principal | None:
-        """Return the principal of a key that needs no lookup; None: look it up."""
+        """Return the principal of a key that needs no lookup, or None to look it up."""
         configured = self._configured.get(digest)
         if configured is not None:
             return configured

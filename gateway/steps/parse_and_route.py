@@ -70,7 +70,7 @@ NAME = "ParseAndRoute"  # in `nearhit_step_failures_total`
 
 class RecordingRule(Protocol):
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
-        """Return the facts for the traffic log, before any decision; None: the request is not recorded."""
+        """Return the facts for the traffic log, before any decision, or None if the request is not recorded."""
 
 
 class ParseAndRoute:
@@ -168,7 +168,7 @@ class ParseAndRoute:
 
 
 async def read_model(request: RequestContext, max_body: int, max_keys: int) -> str | None:
-    """Return the model that a body names which passes through; None: it names none.
+    """Return the model that a body names which passes through, or None if it names none.
 
     A form streams on as soon as its model is known. Other bodies have to arrive whole. Raise `PayloadTooLarge` if the
     model does not come within `max_body` bytes, `BadRequest`, or `RequestTimeout`.

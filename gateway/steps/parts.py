@@ -166,7 +166,7 @@ async def open_spaces(
 async def _previous_model(
     exit_stack: AsyncExitStack, inputs: PartsInputs, current_fingerprint: str
 ) -> tuple[EmbeddingModel, LearningEmbedder] | None:
-    """Return the previous model, which lookups still use; None: there is none, or it is not needed."""
+    """Return the previous model, which lookups still use, or None if there is none, or it is not needed."""
     section = inputs.config.embedder.migrate_from
     if section is None or await _is_migrated(inputs, current_fingerprint):
         return None
@@ -299,7 +299,7 @@ class Parts:
 
     @property
     def subjects_of(self) -> SubjectsOf | None:
-        """The digests of those who cause a request; None: there is no key."""
+        """The digests of those who cause a request, or None if there is no key."""
         return None if self.subjects is None else self.subjects.of_request
 
     @property

@@ -19,7 +19,7 @@ OnStored = Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None
 
 @dataclass(frozen=True, slots=True)
 class RoutePorts:
-    """The implementations of the ports. None: the core decides alone."""
+    """The implementations of the ports. With None the core decides alone."""
 
     placement: Placement | None = None  # where answers are stored, if their keys are known only with them
     conversations: Conversations | None = None  # what earlier requests mean for the choice of a backend

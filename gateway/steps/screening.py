@@ -38,7 +38,7 @@ class RouteScreen:
         self._telemetry = telemetry
 
     def read(self, request: RequestContext, question: str) -> Embedding | None:
-        """Return the question's static vector; None: the request needs the embedding itself."""
+        """Return the question's static vector, or None if the request needs the embedding itself."""
         directives = request.directives
         if directives.no_cache or directives.only_if_cached or request.facts is not None:
             return None
@@ -47,7 +47,8 @@ class RouteScreen:
         return self._screen.read(question)
 
     def look(self, route: str, scope: str, vector: Vector) -> Screening | Awaitable[Screening | None] | None:
-        """Search the nearest stored question by a static vector. None: the index failed, and the lookup reports it."""
+        """Search the nearest stored question by a static vector. Return None if the index failed, and the lookup
+        reports it."""
         try:
             screening = self._screen.look(route, scope, vector)
         except StoreUnavailable:
@@ -55,7 +56,7 @@ class RouteScreen:
         return screening if isinstance(screening, Screening) else _guarded(screening)
 
     async def screening(self, request: RequestContext, question: str) -> Screening | None:
-        """Return the decision on a question, for an explanation. None: the request is not screened."""
+        """Return the decision on a question, for an explanation. Return None if the request is not screened."""
         static = self.read(request, question)
         if static is None or static.partial:
             return None

@@ -139,7 +139,8 @@ class SemanticCache:
         return response
 
     async def _screen_question(self, screen: RouteScreen, request: RequestContext, question: str) -> Screening | None:
-        """Return the decision of the screen; None: it makes none. A far question is embedded behind the request."""
+        """Return the decision of the screen, or None if it makes none. A far question is embedded behind the
+        request."""
         started = request.clock.monotonic()
         static = screen.read(request, question)
         if static is None:

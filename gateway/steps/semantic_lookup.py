@@ -96,8 +96,8 @@ class SemanticLookup:
     def find(
         self, request: RequestContext, question: str, embedding: Embedding
     ) -> Response | Awaitable[Response | None] | None:
-        """Return a hit; None: no answer may be served. The result is awaitable if the index, the store or the verifier
-        has to be waited for. `embedding` covers the whole question."""
+        """Return a hit, or None if no answer may be served. The result is awaitable if the index, the store or the
+        verifier has to be waited for. `embedding` covers the whole question."""
         if not request.scope or request.directives.no_cache:
             return None
         # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
@@ -196,8 +196,8 @@ class SemanticLookup:
         self._record_refusal(request, Refusal.UNCONFIRMED)
 
     def _link_of(self, search: _Search) -> Link | None:
-        """Return a link of the question whose entry may be fresh; None: there is none, or the question has an answer of
-        its own."""
+        """Return a link of the question whose entry may be fresh, if there is one. Return None if the question has an
+        answer of its own."""
         request = search.request
         links = self.memory.links.find(request.scope, search.question)
         if not links or self._may_be_fresh(request, request.fingerprint):
@@ -220,7 +220,7 @@ class SemanticLookup:
         return freshness_of(entry, self.lifetime, request.directives, self.clock.wall()).fresh
 
     def _serve_link(self, search: _Search, link: Link, entry: Entry) -> Response | None:
-        """Return the linked answer; None: it may not be served. No score is recorded, as none was asked for."""
+        """Return the linked answer, or None if it may not be served. No score is recorded, as none was asked for."""
         request = search.request
         freshness = freshness_of(entry, self.lifetime, request.directives, self.clock.wall())
         if not _is_own(request, entry) or not freshness.fresh or self.store.banned(entry):
@@ -243,7 +243,8 @@ class SemanticLookup:
         return response_from_entry(request, entry, freshness, Verdict.SEMANTIC, link.similarity, Basis.LINK)
 
     def _fresh_in_memory(self, search: _Search) -> list[FreshNeighbour] | None:
-        """Return the neighbours that are fresh and may serve the client; None: index or store must be waited for."""
+        """Return the neighbours that are fresh and may serve the client, or None if index or store must be waited
+        for."""
         request, wall = search.request, self.clock.wall()
         neighbours = search.neighbours = self.index.search_nowait(request.scope, search.embedding.vector, search.k)
         if neighbours is None:
@@ -399,8 +400,8 @@ class SemanticLookup:
                 self._record_refusal(request, Refusal.FOREIGN)
 
     def _score(self, search: _Search, fresh: Sequence[FreshNeighbour]) -> CandidateScores | None:
-        """Return the scores of the fresh neighbours; None: there are none. The time since the start of the lookup is
-        that of the search, and `search.started` is then the start of the verification."""
+        """Return the scores of the fresh neighbours, or None. The time since the start of the lookup is that of the
+        search, and `search.started` is then the start of the verification."""
         request = search.request
         search.started = request.since("search", search.started)
         if not fresh:
@@ -421,7 +422,7 @@ class SemanticLookup:
     def _serve(
         self, request: RequestContext, scores: CandidateScores, fresh_neighbours: Sequence[FreshNeighbour]
     ) -> Response | None:
-        """Record the judgement and return the hit; None: it may not be served."""
+        """Record the judgement and return the hit, or None if it may not be served."""
         chosen, control = scores.judged[scores.best_index], scores.control
         if not self._plain and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
             control.record_neighbour(chosen.score, scores.entries)

@@ -148,7 +148,7 @@ class CacheWriter:
         self._stored(request, entry)
 
     def _vector(self, request: RequestContext, entry: Entry) -> Vector | None:
-        """Return the vector for semantic lookups; None: the entry is for exact lookups only, at least for now."""
+        """Return the vector for semantic lookups, or None if the entry is for exact lookups only, at least for now."""
         if self._late is None:
             return None
         if request.embedding is None:

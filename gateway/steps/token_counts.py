@@ -54,7 +54,7 @@ def _counting(request: RequestContext) -> Dialect:
 
 
 def _estimate_body(request: RequestContext, dialect: Dialect) -> int | None:
-    """Return the estimate; None: the body is no request of the dialect."""
+    """Return the estimate, or None if the body is no request of the dialect."""
     try:
         body = orjson.loads((request.body_source.read_nowait() or b"").removeprefix(BOM))
     except (orjson.JSONDecodeError, GatewayError):

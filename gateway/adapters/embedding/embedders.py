@@ -128,7 +128,7 @@ class BatchingEmbedder:
     one event loop.
 
     - `max_batch`: questions taken from the queue together, so that equal texts of one owner are encoded once.
-    - `batch_limit`: texts in one call of the encoder, whose callers then get their answers; None: all of them.
+    - `batch_limit`: texts in one call of the encoder, whose callers then get their answers, or None for all.
     - `max_queue`: maximum number of waiting questions.
     - `timeout_s`: maximum wait of a caller in seconds.
 

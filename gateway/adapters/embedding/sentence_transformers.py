@@ -22,7 +22,7 @@ BATCH = 32  # texts per forward pass; the library sorts them by length
 
 class SentenceTransformersEncoder:
     """`SentenceTransformersEncoder` implements `TextEncoder`. `model` is a directory or a hub name. `device` is torch's
-    name; None: torch chooses.
+    name, or None if torch chooses.
 
     Raise `StartupError` if a CUDA device is configured but missing. Raise the library's errors (OSError, ValueError) if
     the model cannot be loaded.

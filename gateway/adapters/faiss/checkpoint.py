@@ -67,7 +67,7 @@ def write_checkpoint(
 ) -> int:
     """Write a checkpoint and return its number of entries. Raise `OSError`; the former file then stays.
 
-    `position` is the place in the change log up to which all changes are included; None: unknown.
+    `position` is the place in the change log up to which all changes are included, or None if unknown.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # only one gateway uses the data directory, so nobody else writes there
@@ -88,7 +88,7 @@ def write_checkpoint(
 
 
 def read_position(path: Path) -> str | None:
-    """Return the position of a checkpoint that has been read; None: it has none. Raise `CheckpointRefused` or
+    """Return the position of a checkpoint that has been read, or None if it has none. Raise `CheckpointRefused` or
     `OSError`."""
     with path.open("rb") as file:
         position = _header(file).get("position")

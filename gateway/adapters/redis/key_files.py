@@ -29,14 +29,14 @@ class KeyFile:
     log: logging.Logger
 
     def path(self, config: Config, variable: str | None) -> Path | None:
-        """Return the file. None: `variable` has the secret, or other gateways may be on the store, which need the same
-        one."""
+        """Return the file. Return None if `variable` has the secret, or other gateways may be on the store, which need
+        the same one."""
         folder = shared_dir(config.data_dir)
         own_store = ("embedded", f"unix://{socket_path(folder.resolve() / 'store')}")  # the latter in a worker
         return folder / self.name if variable is None and config.store.url in own_store else None
 
     def secret(self, config: Config, environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
-        """Return the secret of the variable that the key `where` names, or of the file; None: there is none.
+        """Return the secret of the variable that the key `where` names, or of the file, or None.
 
         Make it at the first start of a gateway with an embedded store. A short secret of a variable causes a warning:
         the key derivation is fast, so the secret could be guessed. Raise `StartupError` if the variable is empty, or

@@ -167,8 +167,8 @@ T = TypeVar("T")
 
 class RedisStore:
     """`RedisStore` implements `ResponseStore`. `embedder` is the fingerprint of the vectors that this gateway can
-    compare; other vectors stay untouched. `journal` reports writes to other gateways; None: there are none. `codec`
-    encodes records, and encrypts them if it has keys."""
+    compare; other vectors stay untouched. `journal` reports writes to other gateways, if there are any. `codec` encodes
+    records, and encrypts them if it has keys."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class RedisStore:
         return None if data is None else self.read_record(fingerprint, data)
 
     def read_record(self, fingerprint: str, data: bytes) -> Entry | None:
-        """Return the entry in a record; None: it is unreadable, or an entry of another fingerprint. Raise
+        """Return the entry in a record, or None if it is unreadable, or an entry of another fingerprint. Raise
         `StoreUnavailable` if it is no record at all."""
         with self.reading():
             if not isinstance(data, bytes):

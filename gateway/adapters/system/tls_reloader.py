@@ -75,7 +75,7 @@ class ReloadingCertificate:
 
     @property
     def client_ca(self) -> bytes | None:
-        """The clients' CA in PEM; None: clients need no certificate."""
+        """The clients' CA in PEM, or None if clients need no certificate."""
         return self._ca
 
     def pair(self) -> tuple[bytes, bytes]:

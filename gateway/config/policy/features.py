@@ -78,7 +78,7 @@ class BrokenFeature:
 
 
 def feature_of(key: str) -> KeyedFeature | None:
-    """Return the feature of a key, such as `cache.mcp`; None: no package has one."""
+    """Return the feature of a key, such as `cache.mcp`, or None if no package has one."""
     try:
         feature: KeyedFeature | None = FEATURES.load(key)
     except StartupError as error:

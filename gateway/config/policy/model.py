@@ -163,7 +163,7 @@ class Route:
         object.__setattr__(self, "caches", self.exact_ttl_s is not None or self.semantic is not None)
 
     def of(self, rule: type[R]) -> R | None:
-        """Return the rule of a feature by its type; None: the feature is off."""
+        """Return the rule of a feature by its type, or None if the feature is off."""
         return next((each for each in self.rules.values() if isinstance(each, rule)), None)
 
 
@@ -201,7 +201,7 @@ class Policy:
         return self.routes[-1]
 
     def of(self, route: str, rule: type[R]) -> R | None:
-        """Return a rule of a route by its type; None: the route has none, or there is no such route."""
+        """Return a rule of a route by its type, or None if the route has none, or there is no such route."""
         return next((each.of(rule) for each in self.routes if each.name == route), None)
 
     def _match_names(self, names: Names) -> tuple[Route, ...]:

@@ -16,7 +16,7 @@ OPENING = "["  # no name of a backend has it
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of a request. None: the client's own value stays."""
+    """Parameters of a request. None leaves the client's own value."""
 
     reasoning_effort: str | None = None  # one of `EFFORTS`
     thinking_budget: int | None = None  # tokens, at least `MIN_BUDGET`, or 0 for no thinking

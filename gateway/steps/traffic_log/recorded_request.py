@@ -66,7 +66,7 @@ def facts_of(
     *,
     plain: bool = False,
 ) -> TrafficFacts | None:
-    """Return the facts of a request; None: its question is not in the sample."""
+    """Return the facts of a request, or None if its question is not in the sample."""
     # The replay has no headers, so those that are part of the keys become part of the digests.
     variant = f"{request.variant}\0" if request.variant else ""
     kind = f"{call.dialect.name}\0{call.operation}\0{variant}".encode("utf-8", "surrogatepass")
@@ -103,8 +103,8 @@ def facts_of(
 def passed_facts_of(
     request: RequestContext, rule: RecordSettings, headers: frozenset[str], digest: Digest, tenants: Digest
 ) -> TrafficFacts | None:
-    """Return the facts of a request that no dialect reads, such as one for a picture. None: it spends nothing, or is
-    not in the sample. Its body is in none of the digests."""
+    """Return the facts of a request that no dialect reads, such as one for a picture. Return None if it spends nothing,
+    or is not in the sample. Its body is in none of the digests."""
     operation = operation_of(request.method, request.path, None, upgrades=request.opens_websocket)
     canonical = digest(b"passed/" + _bytes(request.id))
     if operation.is_free or not is_sampled(canonical, rule.share):

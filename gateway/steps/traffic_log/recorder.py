@@ -94,7 +94,7 @@ class Recorder:
     # A request
 
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
-        """Return the facts of a request, before any decision; None: it is not recorded."""
+        """Return the facts of a request, before any decision, or None if it is not recorded."""
         if route.record is None or self._digest is None or self._tenants is None:
             return None
         if request.call is None:
