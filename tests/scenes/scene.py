@@ -33,9 +33,10 @@ class Reply(_Part):
     headers: dict[str, str] = {}
     text: str | None = None  # `{Name}` stands for a header of the call
     message: dict[str, Any] = {}
-    finish: str = "stop"
+    finish: str | None = "stop"
     json_: Any = Field(None, alias="json")
     body: str | None = None
+    events: list[Any] | None = None  # of a stream: the data of each, as JSON or as a text
     cut: bool = False  # the stream breaks in the middle
     done: bool = True  # the stream ends with [DONE]
     drop: bool = False  # the connection closes without an answer
@@ -72,6 +73,7 @@ class Step(_Part):
     has: list[str] = []
     lacks: list[str] = []
     answer_headers: dict[str, str | None] = {}
+    unchanged: bool = False  # the body is the one that the upstream sent last
     same_as: int | None = None  # number of an earlier request of the scene, from 1
     calls: int | None = None  # of all upstreams, since the scene began
     backend: str | None = None  # the upstream of the last call
@@ -83,16 +85,23 @@ class Step(_Part):
         return self
 
 
+ALL = "*"  # all upstreams
+Script = Annotated[
+    dict[str, list[Reply]], BeforeValidator(lambda given: {ALL: given} if isinstance(given, list) else given)
+]
+
+
 class Scene(_Part):
     claim: str
     why: str = ""
     cases: list[dict[str, Any]] = [{}]
     policy: dict[str, Any] | None = None
     fresh: bool = False
-    upstream: list[Reply] | dict[str, list[Reply]] = []
+    upstream: Script = {}
     requests: list[Step]
     sent: list[Sent] | None = None
     metrics: dict[str, dict[str, float]] = {}
+    stored: int | None = None
 
 
 class SceneFile(_Part):

@@ -16,9 +16,9 @@ from gateway.config.policy.load import policy_from_text
 from gateway.observability.metrics import Counter
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served, aboard, config_of, gateway_of
-from tests.fixtures.upstream import Upstream, completion, question_of, serving, stream
+from tests.fixtures.upstream import Upstream, completion, frame, question_of, serving, stream
 from tests.fixtures.waiting import until
-from tests.scenes.scene import Reply, Sent, Step
+from tests.scenes.scene import ALL, Reply, Sent, Step
 
 
 class Stage:
@@ -28,11 +28,12 @@ class Stage:
         self.served = served
         self.upstreams = upstreams
         self.order: list[str] = []  # the upstream of each call
+        self.sent = b""  # the last whole body of an upstream
         self.clock = clock
         self._config, self._policy = config, policy
         self._before: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    async def clear(self, policy: dict[str, Any] | None, script: Sequence[Reply] | dict[str, list[Reply]]) -> None:
+    async def clear(self, policy: dict[str, Any] | None, script: Mapping[str, Sequence[Reply]]) -> None:
         """Forget what was stored and called, and put the policy and the script of a scene in force."""
         gateway = self.served.gateway
         text = yaml.safe_dump({"version": 1, **(policy or self._policy)})
@@ -41,12 +42,11 @@ class Stage:
             assert answer.status == 200, await answer.text()
         if isinstance(self.clock, FakeClock):
             self.clock.advance(1)  # what is stored now is younger than the purge
-        scripts = script if isinstance(script, dict) else dict.fromkeys(self.upstreams, script)
         self.order.clear()
         for name, upstream in self.upstreams.items():
             upstream.calls.clear()
             upstream.gate.set()
-            upstream.answer = self._player(name, scripts.get(name, ()))
+            upstream.answer = self._player(name, script.get(name, script.get(ALL, ())))
         self._before = self._counts()
 
     def _player(self, name: str, replies: Sequence[Reply]) -> Any:
@@ -57,9 +57,18 @@ class Stage:
             self.order.append(name)
             if not rest:
                 return await self.upstreams[name]._default(request, await request.read())
-            return await play(rest.pop(0) if len(rest) > 1 else rest[0], name, request, call)
+            response = await play(rest.pop(0) if len(rest) > 1 else rest[0], name, request, call)
+            self.sent = (
+                response.body if isinstance(response, web.Response) and isinstance(response.body, bytes) else b""
+            )
+            return response
 
         return answer
+
+    async def entries(self) -> int:
+        """Return the number of stored entries: the largest one of the store, the memory and the index."""
+        parts = self.served.gateway.parts
+        return max((await parts.store.stats()).entries, len(parts.store), parts.space.index.size)
 
     async def send(self, step: Step) -> Answer:
         path, body = step.path or "/v1/chat/completions", step.body
@@ -130,6 +139,11 @@ async def play(reply: Reply, name: str, request: web.Request, call: dict[str, An
         return web.json_response(reply.json_, status=reply.status, headers=reply.headers)
     if reply.body is not None:
         return web.Response(text=reply.body, status=reply.status, headers=reply.headers)
+    if reply.events is not None:
+        frames = b"".join(
+            f"data: {each}\n\n".encode() if isinstance(each, str) else frame(each) for each in reply.events
+        )
+        return web.Response(body=frames, content_type="text/event-stream", headers=reply.headers)
     text = f"{name} answers: {question_of(call)}" if reply.text is None else reply.text.format_map(request.headers)
     if call.get("stream"):
         options: Any = {"finish": reply.finish, "done": reply.done, "cut": reply.cut, "headers": reply.headers}

@@ -78,6 +78,7 @@ def test_a_verdict_is_compared_whole(expected: str, header: str | None, holds: b
         {"answer_headers": {"x-a": "2"}},
         {"answer_headers": {"x-a": None}},
         {"same_as": 1},
+        {"unchanged": True},
     ],
     ids=str,
 )

@@ -58,10 +58,12 @@ async def played(on: Stage, place: Located) -> None:
             came = await on.send_together(steps) if step.together else [await on.send(step)]
             answers += came
             for each, answer in zip(steps, came, strict=True):
-                _complain(place, line, [*differences(each, answer, answers), *_of_calls(each, on)], answer, on)
+                _complain(place, line, [*differences(each, answer, answers, on.sent), *_of_calls(each, on)], answer, on)
             if step.together:
                 _complain(place, line, list(_of_calls(step, on)), came[-1], on)
     faults = [*_of_metrics(on, scene.metrics), *([] if scene.sent is None else _of_sent(scene.sent, on.calls()))]
+    if scene.stored is not None and (entries := await on.entries()) != scene.stored:
+        faults.append(f"stored: expected {scene.stored} entries, came {entries}")
     _complain(place, place.line, faults, answers[-1] if answers else None, on)
 
 
@@ -73,7 +75,7 @@ def _complain(place: Located, line: int, faults: list[str], answer: Answer | Non
         pytest.fail(text, pytrace=False)
 
 
-def differences(step: Step, answer: Answer, answers: list[Answer]) -> Iterator[str]:
+def differences(step: Step, answer: Answer, answers: list[Answer], sent: bytes = b"") -> Iterator[str]:
     if answer.status != step.status:
         yield f"status: expected {step.status}, came {answer.status}"
     if step.cache is not None and not is_verdict(step.cache, answer.headers.get("Cache-Status")):
@@ -86,6 +88,8 @@ def differences(step: Step, answer: Answer, answers: list[Answer]) -> Iterator[s
     yield from (f"has: {part!r} is not in the body" for part in step.has if part not in body)
     yield from (f"lacks: {part!r} is in the body" for part in step.lacks if part in body)
     yield from _of_headers(step.answer_headers, answer.headers, "answer_headers")
+    if step.unchanged and answer.body.replace(b"\r\n", b"\n") != sent:
+        yield f"unchanged: the upstream sent {sent[:300]!r}"
     if step.same_as is not None and answer.body != answers[step.same_as - 1].body:
         yield f"same_as: the body of request {step.same_as} is {answers[step.same_as - 1].body[:300]!r}"
 
