@@ -48,6 +48,7 @@ class Sent(_Part):
     method: str | None = None
     path: str | None = None
     headers: dict[str, str | None] = {}
+    lacks: list[str] = []  # texts that are in no part of the call
     json_: Any = Field(None, alias="json")
 
 

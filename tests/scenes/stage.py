@@ -93,10 +93,16 @@ class Stage:
         tasks: list[asyncio.Task[Answer]] = []
         for step in steps:
             tasks.append(asyncio.create_task(self.send(step)))
-            await until(lambda: aboard(self.served) + sum(task.done() for task in tasks) >= len(tasks))
+            await until(lambda: self._on_their_way() + sum(task.done() for task in tasks) >= len(tasks))
         for upstream in self.upstreams.values():
             upstream.gate.set()
         return list(await asyncio.gather(*tasks))
+
+    def _on_their_way(self) -> int:
+        """Return the number of requests that wait for the upstreams. A single one may have no flight."""
+        return max(
+            aboard(self.served), sum(len(upstream.calls) for upstream in self.upstreams.values()) - len(self.order)
+        )
 
     def calls(self) -> list[Sent]:
         """Return the calls in order."""

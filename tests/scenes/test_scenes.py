@@ -155,6 +155,8 @@ def _of_sent(expected: list[Sent], calls: list[Any]) -> Iterator[str]:
             if getattr(sent, name) not in (None, getattr(call, name)):
                 yield f"sent {i}: expected {getattr(sent, name)}, came {getattr(call, name)}"
         yield from _of_headers(sent.headers, call.headers, f"sent {i}: headers")
+        whole = f"{call.path} {call.headers} {call.body!r}"
+        yield from (f"sent {i}: {text!r} is in the call" for text in sent.lacks if text in whole)
         if sent.json_ is not None:
             yield from parts(sent.json_, _json(call.body), f"sent {i}: json")
 
