@@ -57,7 +57,7 @@ class Erasures:
 
     async def open(self) -> Any:
         """Return the `gateway.features.erasure.eraser.Eraser`. The event loop goes on during the import."""
-        await asyncio.to_thread(lambda: import_module(MODULE).load_features())
+        await asyncio.to_thread(import_module, MODULE)
         return self._open()
 
     def _open(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -141,7 +141,7 @@ class Eraser:
 
     digests: SubjectDigests
     removal: Purge
-    parts: StoredParts  # all that store something, besides the entries
+    parts: Callable[[], Awaitable[StoredParts]]  # returns all that store something, besides the entries
     relations: Relations
     learned: LearnedQuestions
     served: ServedHits
@@ -171,7 +171,7 @@ class Eraser:
         if not dry_run:
             self._forget_in_memory(target)
         try:
-            for each in self.parts:
+            for each in await self.parts():
                 count = await each.erase(target, traces, dry_run=dry_run)
                 if each.part.counted:
                     erased.counts[each.part.name] = count
@@ -219,7 +219,7 @@ class Eraser:
         target, traces = ErasureTarget.of(ban.conditions, ban.at), ErasureTraces()
         self._forget_in_memory(target)
         try:
-            own = [each for each in self.parts if each.part.own]
+            own = [each for each in await self.parts() if each.part.own]
             counts = {each.part.name: await each.erase(target, traces, dry_run=False) for each in own}
         except (StoreUnavailable, OSError) as error:
             LOG.warning("an erasure of another gateway failed here", extra={"fields": {"error": str(error)}})
@@ -227,12 +227,6 @@ class Eraser:
         self._announce(traces)
         LOG.info("an erasure of another gateway was followed", extra={"fields": {"id": ban.id, **counts}})
         return True
-
-
-def load_features() -> None:
-    """Import all features, which may have stored something. It takes a moment, so it is done in a thread."""
-    for _ in all_features():
-        pass
 
 
 def eraser_of(core: ErasureCore) -> Eraser:
@@ -244,7 +238,7 @@ def eraser_of(core: ErasureCore) -> Eraser:
     return Eraser(
         digests=parts.subjects,
         removal=core.removal,
-        parts=_stored_parts(core, relations, learned, parts.subjects),
+        parts=partial(_stored_parts, core, relations, learned, parts.subjects),
         relations=relations,
         learned=learned,
         served=parts.memory.served,
@@ -254,13 +248,15 @@ def eraser_of(core: ErasureCore) -> Eraser:
     )
 
 
-def _stored_parts(
+async def _stored_parts(
     core: ErasureCore, relations: Relations, learned: LearnedQuestions, subjects: SubjectDigests
 ) -> StoredParts:
     """Return the registry of all parts that store something of requests, besides the entries.
 
     The files of the store come last.
+    Features that no route uses any more may have stored something, too. So all are imported, in a thread.
     """
+    await asyncio.to_thread(tuple, all_features())
     config, stores, parts = core.config, core.stores, core.parts()
     spaces, unowned = parts.spaces, partial(unowned_dirs, config.data_dir, config.server.workers)
     return StoredParts(
