@@ -269,10 +269,10 @@ class Leases(Protocol):
         A claim without a token and without a holder: the entry is unreadable.
         """
 
-    async def renew(self, held: Mapping[str, int]) -> Sequence[str]:
+    async def renew(self, leases: Mapping[str, int]) -> Sequence[str]:
         """Prolong leases (fingerprint -> token). Return the fingerprints of those that are lost; they stay lost."""
 
-    async def release(self, held: Mapping[str, int]) -> None:
+    async def release(self, leases: Mapping[str, int]) -> None:
         """End leases, as far as they are still in force."""
 
     async def holders(self, fingerprints: Sequence[str]) -> Sequence[int]:
@@ -712,7 +712,7 @@ class AffinityStore(Protocol):
     async def find(self, keys: Sequence[bytes]) -> list[Affinity | None]:
         """Return the maker of each. Raise `StoreUnavailable`."""
 
-    async def add(self, made: Mapping[bytes, Affinity]) -> None:
+    async def add(self, affinities: Mapping[bytes, Affinity]) -> None:
         """Raise `StoreUnavailable`."""
 
 

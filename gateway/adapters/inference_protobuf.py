@@ -35,12 +35,12 @@ def inference_of(message: Any) -> InferenceRequest:
     raw = iter(message.raw_input_contents)
     raw_given = len(message.raw_input_contents) > 0
     inputs = []
-    for given in message.inputs:
-        parameters = parameters_of(given.parameters)
-        data = None if SHARED in parameters else next(raw, None) if raw_given else _typed_contents(given)
+    for tensor in message.inputs:
+        parameters = parameters_of(tensor.parameters)
+        data = None if SHARED in parameters else next(raw, None) if raw_given else _typed_contents(tensor)
         if data is None and SHARED not in parameters:
-            raise BadRequest(f"input {given.name[:100]!r} has no content")
-        inputs.append(Tensor(given.name, given.datatype, tuple(given.shape), parameters, data))
+            raise BadRequest(f"input {tensor.name[:100]!r} has no content")
+        inputs.append(Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), parameters, data))
     if next(raw, None) is not None:
         raise BadRequest("there are more raw_input_contents than inputs")
     outputs = tuple(RequestedOutput(each.name, parameters_of(each.parameters), True) for each in message.outputs)
@@ -68,12 +68,12 @@ def answer_of(message: Any) -> InferenceResponse:
     if parameters:
         head["parameters"] = parameters
     raw, outputs = message.raw_output_contents, []
-    for at, given in enumerate(message.outputs):
-        its = parameters_of(given.parameters)
-        content = None if SHARED in its else raw[at] if at < len(raw) else _typed_contents(given)
+    for at, tensor in enumerate(message.outputs):
+        its = parameters_of(tensor.parameters)
+        content = None if SHARED in its else raw[at] if at < len(raw) else _typed_contents(tensor)
         if content is None and SHARED not in its:
-            raise MalformedResponse(f"the output {given.name[:100]!r} has no content")
-        outputs.append(Tensor(given.name, given.datatype, tuple(given.shape), its, content))
+            raise MalformedResponse(f"the output {tensor.name[:100]!r} has no content")
+        outputs.append(Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), its, content))
     return InferenceResponse(head, tuple(outputs))
 
 
@@ -95,9 +95,11 @@ def response_of(answer: InferenceResponse, identity: str) -> Any:
     return message
 
 
-def parameters_of(given: Any) -> dict[str, Any]:
+def parameters_of(parameters: Any) -> dict[str, Any]:
     """Return `InferParameter`s as JSON values."""
-    return {name: getattr(each, kind) for name, each in given.items() if (kind := each.WhichOneof("parameter_choice"))}
+    return {
+        name: getattr(each, kind) for name, each in parameters.items() if (kind := each.WhichOneof("parameter_choice"))
+    }
 
 
 def _set(target: Any, parameters: Mapping[str, Any]) -> None:
@@ -116,15 +118,15 @@ def _set(target: Any, parameters: Mapping[str, Any]) -> None:
             target[name].string_param = value
 
 
-def _typed_contents(given: Any) -> bytes | None:
+def _typed_contents(tensor: Any) -> bytes | None:
     """Return the raw form of `contents`; None if they do not match the datatype."""
-    field = CONTENTS.get(given.datatype)
+    field = CONTENTS.get(tensor.datatype)
     if field is None:
         return None
-    values: Sequence[Any] = getattr(given.contents, field)
-    if given.datatype == "BYTES":
+    values: Sequence[Any] = getattr(tensor.contents, field)
+    if tensor.datatype == "BYTES":
         return pack_strings(values)
     try:
-        return np.array(values, NUMBERS[given.datatype]).tobytes()
+        return np.array(values, NUMBERS[tensor.datatype]).tobytes()
     except OverflowError:
-        raise BadRequest(f"input {given.name[:100]!r} has numbers beyond {given.datatype}") from None
+        raise BadRequest(f"input {tensor.name[:100]!r} has numbers beyond {tensor.datatype}") from None

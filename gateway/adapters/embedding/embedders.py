@@ -171,8 +171,8 @@ class BatchingEmbedder:
     async def embed(self, text: str, owner: str = "") -> Embedding:
         """Raise `EmbedderUnavailable` if closed, the queue is full, or the encoder failed or is too slow."""
         key = owner, text
-        if (known := self._cache.get(key)) is not None:
-            return known
+        if (embedding := self._cache.get(key)) is not None:
+            return embedding
         if (begun := self._started.get(key)) is not None:
             answer = asyncio.shield(begun)  # other callers may await it, too
         else:
@@ -200,10 +200,10 @@ class BatchingEmbedder:
         its results."""
         if self._timeouts:
             raise EmbedderUnavailable(f"the embedder has not answered {self._timeouts} times in a row")
-        known = {key: found for key in texts if (found := self._cache.get(key)) is not None}
-        unknown = [key for key in dict.fromkeys(texts) if key not in known]
-        known |= zip(unknown, await self._embed_when_idle(unknown, learning=False), strict=True)
-        return [known[key] for key in texts]
+        embeddings = {key: embedding for key in texts if (embedding := self._cache.get(key)) is not None}
+        unknown = [key for key in dict.fromkeys(texts) if key not in embeddings]
+        embeddings |= zip(unknown, await self._embed_when_idle(unknown, learning=False), strict=True)
+        return [embeddings[key] for key in texts]
 
     async def _embed_when_idle(self, keys: Sequence[Key], *, learning: bool) -> list[Embedding]:
         if self._closed:
@@ -294,10 +294,10 @@ class BatchingEmbedder:
 
     def _batches(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
         """Yield parts of `batch_limit` different texts each, in the order of their first question."""
-        asked: dict[Key, list[_Question]] = {}
+        questions: dict[Key, list[_Question]] = {}
         for question in batch:
-            asked.setdefault(question.key, []).append(question)
-        same = list(asked.values())
+            questions.setdefault(question.key, []).append(question)
+        same = list(questions.values())
         for at in range(0, len(same), self._batch_limit):
             yield [question for each in same[at : at + self._batch_limit] for question in each]
 

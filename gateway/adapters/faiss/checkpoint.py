@@ -219,8 +219,8 @@ def _validate_chunk(names: list[str], part: Slice, lists: InvertedLists | None) 
         raise ValueError("names, ids and vectors do not match")
     if lists is None or part.lists is None:
         return
-    known = (part.lists >= 0) & (part.lists < len(lists.centroids))
-    if len(known) != len(names) or not known.all():
+    is_valid = (part.lists >= 0) & (part.lists < len(lists.centroids))
+    if len(is_valid) != len(names) or not is_valid.all():
         raise ValueError("unknown lists")
 
 

@@ -86,13 +86,13 @@ class FaissIndex:
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         self._check(vector)
-        partition, known = self._contents.partitions.get(scope), self._contents.ids
+        partition, ids = self._contents.partitions.get(scope), self._contents.ids
         is_small = (
             partition is None
             or partition.is_small
             or (isinstance(partition, FlatPartition) and partition.free_rows > 0)
         )
-        if is_small and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
+        if is_small and fingerprint not in ids and len(ids) < self._max_entries and self._owner.enter():
             self._call_owner(self._add, fingerprint, scope, vector)
         else:
             await self._run_in_owner(lambda: self._add(fingerprint, scope, vector))
@@ -201,11 +201,11 @@ class FaissIndex:
 
     def _near(self, vector: Vector, similarity: float) -> list[str]:
         """Search everything outside the owner's thread, in copies, so that no search has to wait."""
-        found: list[str] = []
+        fingerprints: list[str] = []
         for piece in self.chunks():
             close = piece.part.vectors.astype(np.float32) @ vector >= similarity
-            found += [piece.names[i] for i in np.flatnonzero(close).tolist()]
-        return found
+            fingerprints += [piece.names[i] for i in np.flatnonzero(close).tolist()]
+        return fingerprints
 
     def _check(self, vector: Vector) -> None:
         if vector.shape != (self._dimension,) or vector.dtype != np.float32:

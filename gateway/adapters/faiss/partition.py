@@ -105,8 +105,8 @@ class FlatPartition:
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
         if self._count > NUMPY_SEARCH_ROWS:
             return nearest_by_search(self, vector)
-        held = self._vectors[: self._count]
-        near = held.dot(vector) if held.size < UNTHREADED else np.vecdot(held, vector)
+        vectors = self._vectors[: self._count]
+        near = vectors.dot(vector) if vectors.size < UNTHREADED else np.vecdot(vectors, vector)
         row = int(near.argmax())
         return near.item(row), self._ids.item(row)
 
@@ -118,8 +118,8 @@ class FlatPartition:
         return self._ids[rows], self._vectors[rows]
 
     def _rows(self, ids: Ids) -> NDArray[np.intp]:
-        held = self._ids[: self._count]
-        return np.flatnonzero(held == ids[0] if len(ids) == 1 else np.isin(held, ids))
+        all_ids = self._ids[: self._count]
+        return np.flatnonzero(all_ids == ids[0] if len(ids) == 1 else np.isin(all_ids, ids))
 
     def _resize(self, rows: int) -> None:
         vectors, ids = self._vectors[: self._count], self._ids[: self._count]
@@ -267,8 +267,8 @@ class IvfPartition:
             self.copy.remove(ids)
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
-        if self.copy is not None and (found := self.copy.search(vector, k)) is not None:
-            return found
+        if self.copy is not None and (result := self.copy.search(vector, k)) is not None:
+            return result
         return search_lists(self._index, vector, k)
 
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
@@ -286,11 +286,11 @@ class IvfPartition:
         return Slice(ids, vectors, np.full(count, step, dtype=np.int32))
 
     def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
-        found = [(i, self._reconstruct(i)) for i in ids.tolist()]
-        held = [(i, vector) for i, vector in found if vector is not None]
-        if not held:
+        candidates = [(i, self._reconstruct(i)) for i in ids.tolist()]
+        rows = [(i, vector) for i, vector in candidates if vector is not None]
+        if not rows:
             return np.empty(0, np.int64), np.empty((0, self._dimension), np.float32)
-        return np.array([i for i, _ in held], dtype=np.int64), np.stack([vector for _, vector in held])
+        return np.array([i for i, _ in rows], dtype=np.int64), np.stack([vector for _, vector in rows])
 
     def load(self, part: Slice) -> None:
         """Restore a copy made by `part`, without searching for the nearest centroids again. Call `finish` at the
@@ -344,8 +344,8 @@ def empty_lists(centroids: Matrix, probes: int) -> Any:
 def search_lists(index: Any, vector: Vector, k: int) -> tuple[Vector, Ids]:
     """Return inner products and ids, (at most k,) each, most similar first, from an inverted file of FAISS."""
     similarities, ids = index.search(vector[np.newaxis], min(k, int(index.ntotal)))
-    found = ids[0] >= 0  # the scanned lists may have fewer than k entries
-    return similarities[0][found], ids[0][found]
+    is_entry = ids[0] >= 0  # the scanned lists may have fewer than k entries
+    return similarities[0][is_entry], ids[0][is_entry]
 
 
 def _runs(values: NDArray[np.int32]) -> list[tuple[int, int]]:

@@ -97,17 +97,17 @@ def build(parts: list[Slice], dimension: int, plan: IndexPlan, train: Train, che
     """Return a partition of these entries in the form that suits their number. `parts` is emptied, so that memory never
     holds everything twice."""
     entries = sum(len(part.ids) for part in parts)
-    made: Partition
+    partition: Partition
     if entries <= plan.flat_up_to:
-        made = FlatPartition(dimension)
+        partition = FlatPartition(dimension)
     else:
         sample = _sample(parts, SAMPLE_PER_LIST * plan.lists(entries))
         centroids = train(sample, min(plan.lists(entries), len(sample)), check)
-        made = IvfPartition(centroids, probes=plan.probes_for(entries), trained_for=entries)
+        partition = IvfPartition(centroids, probes=plan.probes_for(entries), trained_for=entries)
     for ids, vectors in _chunks(parts):
         check()
-        made.add(ids, vectors)
-    return made
+        partition.add(ids, vectors)
+    return partition
 
 
 def train_centroids(sample: Matrix, lists: int, check: Check) -> Matrix:
@@ -186,11 +186,11 @@ class _Delta:
     removed: list[Ids]
     rest: int  # number of further additions
 
-    def apply(self, made: Partition | PartitionCopy) -> None:
+    def apply(self, target: Partition | PartitionCopy) -> None:
         if self.removed:
-            made.remove(np.concatenate(self.removed))
+            target.remove(np.concatenate(self.removed))
         if len(self.ids):
-            made.add(self.ids, self.vectors)
+            target.add(self.ids, self.vectors)
 
 
 class _PartitionReplaced(Exception):
@@ -280,28 +280,28 @@ class Rebuilder:
     def _rebuild(self, journal: _Journal) -> None:
         call, partition = self._owner.call, journal.partition
         copies = (call(partial(partition.part, step)) for step in range(partition.steps))
-        made = build(
+        successor = build(
             [_without_newer(part, journal.first_id) for part in copies],
             self._dimension,
             self._plan,
             self._train,
             self._check,
         )
-        self._catch_up(journal, made)
-        call(lambda: self._swap(journal, made))
+        self._catch_up(journal, successor)
+        call(lambda: self._swap(journal, successor))
 
     def _place(self, journal: _Journal, partition: IvfPartition, device: Device) -> None:
         """Copy a partition to the device list by list. FAISS's own copy to a GPU would read lists that change
         meanwhile."""
         begun = time.perf_counter()
         try:
-            made = GpuReplica(
+            replica = GpuReplica(
                 device.copy_to_device(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension
             )
             for step in range(partition.steps):
                 self._check()
                 part = _without_newer(self._owner.call(partial(partition.part, step)), journal.first_id)
-                made.put(part.ids, part.vectors)
+                replica.put(part.ids, part.vectors)
         except RuntimeError as error:
             LOG.warning(  # most likely there is no room
                 "a partition could not be copied to the device: it is searched on the CPU",
@@ -309,18 +309,18 @@ class Rebuilder:
             )
             self._owner.call(lambda: self._on_failure(journal.scope))
             return
-        self._catch_up(journal, made)
-        self._owner.call(lambda: self._swap_copy(journal, partition, made))
+        self._catch_up(journal, replica)
+        self._owner.call(lambda: self._swap_copy(journal, partition, replica))
         took = round(time.perf_counter() - begun, 3)
-        LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(made), "seconds": took}})
+        LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(replica), "seconds": took}})
 
-    def _catch_up(self, journal: _Journal, made: Partition | PartitionCopy) -> None:
+    def _catch_up(self, journal: _Journal, target: Partition | PartitionCopy) -> None:
         """Apply concurrent changes in rounds. Each round takes the changes of the one before. They shrink, because
         additions here go in batches and those of requests come one by one."""
         while True:
             self._check()
             news = self._owner.call(lambda: self._take_changes(journal, CATCH_UP_ENTRIES))
-            news.apply(made)
+            news.apply(target)
             if news.rest == 0 and len(news.ids) <= MAX_SWAP_CHANGES:
                 return
 
@@ -345,18 +345,18 @@ class Rebuilder:
         ids, vectors = journal.partition.vectors(np.array(wanted, dtype=np.int64))
         return _Delta(ids, vectors, removed, len(journal.added))
 
-    def _swap(self, journal: _Journal, made: Partition) -> None:
-        self._take_changes(journal, len(journal.added)).apply(made)
-        if len(made) != len(journal.partition):
-            raise AssertionError(f"{len(made)} entries in the new form, expected {len(journal.partition)}")
-        self._contents().replace(journal.scope, made)
+    def _swap(self, journal: _Journal, successor: Partition) -> None:
+        self._take_changes(journal, len(journal.added)).apply(successor)
+        if len(successor) != len(journal.partition):
+            raise AssertionError(f"{len(successor)} entries in the new form, expected {len(journal.partition)}")
+        self._contents().replace(journal.scope, successor)
         self._failed.pop(journal.scope, None)
 
-    def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: GpuReplica) -> None:
-        self._take_changes(journal, len(journal.added)).apply(made)
-        if len(made) > len(partition):
-            raise AssertionError(f"{len(made)} entries in the copy, expected at most {len(partition)}")
-        partition.copy = made
+    def _swap_copy(self, journal: _Journal, partition: IvfPartition, replica: GpuReplica) -> None:
+        self._take_changes(journal, len(journal.added)).apply(replica)
+        if len(replica) > len(partition):
+            raise AssertionError(f"{len(replica)} entries in the copy, expected at most {len(partition)}")
+        partition.copy = replica
         self._failed.pop(journal.scope, None)
 
     def _on_failure(self, scope: str) -> None:

@@ -84,10 +84,10 @@ class ShardMap:
 
     def nearest(self, partition: Partition, vector: Vector) -> list[Neighbour]:
         """Return the single nearest neighbour, faster than `search`."""
-        found = partition.nearest(vector)
-        if found is None:
+        neighbour = partition.nearest(vector)
+        if neighbour is None:
             return []
-        similarity, identifier = found
+        similarity, identifier = neighbour
         clipped = 1.0 if similarity > 1.0 else similarity if similarity > 0.0 else 0.0
         return [Neighbour(self.names[identifier], clipped)]
 
@@ -101,8 +101,10 @@ class ShardMap:
         part = partition.part(step)
         names = [self.names.get(i) for i in part.ids.tolist()]
         if None in names:
-            kept = np.array([name is not None for name in names])
-            part = Slice(part.ids[kept], part.vectors[kept], None if part.lists is None else part.lists[kept])
+            is_present = np.array([name is not None for name in names])
+            part = Slice(
+                part.ids[is_present], part.vectors[is_present], None if part.lists is None else part.lists[is_present]
+            )
         lists = None
         if isinstance(partition, IvfPartition):
             lists = InvertedLists(partition.centroids, partition.trained_for)

@@ -78,6 +78,6 @@ class AppendOnlyFile:
                 raise
 
     async def _state(self) -> _RewriteState:
-        found: dict[str, Any] = await self._store.execute(lambda client: client.info("persistence"), TIMEOUT_S)
-        running = found["aof_rewrite_in_progress"] or found["aof_rewrite_scheduled"]
-        return _RewriteState(bool(running), int(found["aof_rewrites"]), found["aof_last_bgrewrite_status"] == "ok")
+        info: dict[str, Any] = await self._store.execute(lambda client: client.info("persistence"), TIMEOUT_S)
+        running = info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]
+        return _RewriteState(bool(running), int(info["aof_rewrites"]), info["aof_last_bgrewrite_status"] == "ok")

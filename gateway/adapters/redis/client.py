@@ -82,13 +82,13 @@ def _cluster(target: StoreTarget, options: dict[str, Any], access: StoreAccess) 
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **cluster_options})
-    known = cluster.nodes_manager
+    nodes_manager = cluster.nodes_manager
     if access.tls is not None:
         secured: dict[str, Any] = {"connection_class": TlsConnection, "context": access.tls}
-        known.connection_kwargs |= secured
-        known.startup_nodes = {
-            name: ClusterNode(node.host, node.port, node.server_type, **known.connection_kwargs)
-            for name, node in known.startup_nodes.items()
+        nodes_manager.connection_kwargs |= secured
+        nodes_manager.startup_nodes = {
+            name: ClusterNode(node.host, node.port, node.server_type, **nodes_manager.connection_kwargs)
+            for name, node in nodes_manager.startup_nodes.items()
         }
     return cluster
 
@@ -129,8 +129,8 @@ class Sentinels(Sentinel):
 
     def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: StoreAccess) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]
-        asked = [SentinelClient(host=host, port=port, **options) for host, port in addresses]
-        self._clients: list[SentinelClient] = [_with_tls(client, TlsConnection, access) for client in asked]
+        clients = [SentinelClient(host=host, port=port, **options) for host, port in addresses]
+        self._clients: list[SentinelClient] = [_with_tls(client, TlsConnection, access) for client in clients]
         self.sentinels = [*self._clients]
         self._discovery_lock = asyncio.Lock()
 
@@ -140,7 +140,7 @@ class Sentinels(Sentinel):
                 return await super().discover_master(service_name)
             except MasterNotFoundError as error:
                 raise error from next(
-                    (asked.last_error for asked in self._clients if asked.last_error is not None), None
+                    (client.last_error for client in self._clients if client.last_error is not None), None
                 )
             except asyncio.CancelledError:  # the caller's timeout is shorter than the sentinel's
                 self.sentinels.append(self.sentinels.pop(0))

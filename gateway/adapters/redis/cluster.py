@@ -148,8 +148,8 @@ async def used_memory(client: Any) -> int:
     """Return the used memory in bytes, over all servers that store answers."""
     if not isinstance(client, Cluster):
         return int((await client.info("memory"))["used_memory"])
-    told = await client.info("memory", target_nodes=Cluster.PRIMARIES)
-    nodes = [told] if "used_memory" in told else list(told.values())
+    info = await client.info("memory", target_nodes=Cluster.PRIMARIES)
+    nodes = [info] if "used_memory" in info else list(info.values())
     return sum(int(node["used_memory"]) for node in nodes)
 
 

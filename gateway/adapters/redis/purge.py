@@ -93,14 +93,14 @@ class RedisPurges:
             async for rows in read_entries(store, ("record", *VECTOR_FIELDS), TIMEOUT_S):
                 self._has_former = self._has_former or store is not self._store
                 for at in range(0, len(rows), STEP):
-                    found = []
+                    items = []
                     for name, row in rows[at : at + STEP]:
                         record = self._record(name, row, embedder)
                         if record is not None:
-                            found.append(record)
+                            items.append(record)
                         elif unreadable is not None:
                             unreadable(name)
-                    yield found
+                    yield items
                     await asyncio.sleep(0)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:

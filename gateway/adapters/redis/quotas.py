@@ -225,8 +225,8 @@ class RedisQuotas:
         arguments = take_arguments(demands, self._lease_ms)
         reply = await self._store.run(self._take, keys, arguments, self._timeout_s)
         with self._store.reading():
-            granted, now, *told = reply
-            states = limit_states(told)
+            granted, now, *values = reply
+            states = limit_states(values)
             if len(states) != len(demands) or (not int(granted) and all(state.ok for state in states)):
                 raise ValueError
             return TakeResult(bool(int(granted)), states, int(now))
@@ -264,10 +264,10 @@ def take_arguments(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
     return arguments
 
 
-def limit_states(told: Sequence[Any]) -> tuple[LimitState, ...]:
+def limit_states(values: Sequence[Any]) -> tuple[LimitState, ...]:
     """Return the outcomes in the reply of `TAKE`, three values per demand."""
-    triples = zip(told[::3], told[1::3], told[2::3], strict=True)
-    return tuple(LimitState(bool(ok), int(level), int(held)) for ok, level, held in triples)
+    triples = zip(values[::3], values[1::3], values[2::3], strict=True)
+    return tuple(LimitState(bool(ok), int(level), int(reserved)) for ok, level, reserved in triples)
 
 
 def settle_arguments(returns: Sequence[Return]) -> list[Word]:

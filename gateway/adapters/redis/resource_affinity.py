@@ -51,9 +51,9 @@ class RedisAffinity:
         with self._store.reading():
             return [None if reply is None else _affinity_of(reply) for _, reply in zip(keys, replies, strict=True)]
 
-    async def add(self, made: Mapping[bytes, Affinity]) -> None:
+    async def add(self, affinities: Mapping[bytes, Affinity]) -> None:
         arguments: list[Word] = [TTL_S, self._max_ids]
-        for key, affinity in made.items():
+        for key, affinity in affinities.items():
             arguments += [key, msgpack.packb([affinity.backend, affinity.upstream])]
         await self._store.run(ADD, self._keys, arguments, self._timeout_s)
 

@@ -336,8 +336,8 @@ class RedisStore:
     async def without_vector(self) -> AsyncIterator[list[str]]:
         async for members in self.listed(SCAN_BATCH, BACKGROUND_S):
             names = list(dict.fromkeys(name for name, _ in members))
-            found = await self.execute(partial(_embedders, list(map(self.names.entry, names))), BACKGROUND_S)
-            yield [name for name, embedder in zip(names, found, strict=True) if embedder is None]
+            embedders = await self.execute(partial(_embedders, list(map(self.names.entry, names))), BACKGROUND_S)
+            yield [name for name, embedder in zip(names, embedders, strict=True) if embedder is None]
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
@@ -393,8 +393,8 @@ class RedisStore:
 
         rows = await self.execute(read) if fingerprints else []
         with self.reading():
-            found = [stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True)]
-        return [stored for stored in found if stored is not None]
+            vectors = [stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True)]
+        return [stored for stored in vectors if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
         await self._add_keys(COUNTEREXAMPLES, [key], MAX_COUNTEREXAMPLES, ChangeKind.COUNTEREXAMPLE)
@@ -454,8 +454,8 @@ class RedisStore:
         await self.execute(write)
 
     async def learning(self, route: str) -> bytes | None:
-        kept: bytes | None = await self.execute(lambda client: client.hget(LEARNING, route))
-        return kept
+        state: bytes | None = await self.execute(lambda client: client.hget(LEARNING, route))
+        return state
 
     async def stats(self) -> StoreStats:
         async def read(client: Any) -> StoreStats:
@@ -486,8 +486,8 @@ def _kind(vector: Vector | None) -> ChangeKind:
 
 
 async def _scan(key: str, cursor: int, page_size: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
-    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=page_size)
-    return found
+    page: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=page_size)
+    return page
 
 
 async def _embedders(keys: Sequence[str], client: Any) -> list[bytes | None]:
@@ -504,7 +504,7 @@ def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> Sto
     not keep the others out of the index.
     """
     scope, expires, *pairs = row
-    vector = next((made for by, made in zip(pairs[::2], pairs[1::2], strict=True) if by == current), None)
+    vector = next((data for by, data in zip(pairs[::2], pairs[1::2], strict=True) if by == current), None)
     if not vector or scope is None or expires is None:
         return None
     try:

@@ -32,13 +32,13 @@ class AuditFile:
 
     def latest(self, limit: int) -> list[bytes]:
         """Return the last `limit` lines, youngest first. Raise `OSError`."""
-        found: list[bytes] = []
+        lines: list[bytes] = []
         for path in self._newest_first():
             for line in _lines_backwards(path):
-                found.append(line)
-                if len(found) == limit:
-                    return found
-        return found
+                lines.append(line)
+                if len(lines) == limit:
+                    return lines
+        return lines
 
     def _size(self) -> int:
         try:

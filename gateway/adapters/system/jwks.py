@@ -57,17 +57,17 @@ class Jwks:
         """Return the key, or None if the issuer does not have it. Raise `Overloaded` if there are no valid keys and
         none can be fetched."""
         now = self._clock.monotonic()
-        found = self._find_key(kid)
-        if found is None or now - self._fetched_at > REFRESH_S:
+        key = self._find_key(kid)
+        if key is None or now - self._fetched_at > REFRESH_S:
             async with self._fetching:
                 if self._clock.monotonic() - self._attempted_at >= RETRY_S:
                     await self._refresh()
-            found = self._find_key(kid)
+            key = self._find_key(kid)
         if self._clock.monotonic() - self._fetched_at > STALE_S:
             raise Overloaded(
                 "the keys of the token issuer are not available now: try again", retry_after_s=int(RETRY_S)
             )
-        return found
+        return key
 
     def _find_key(self, kid: str | None) -> PyJWK | None:
         if kid is None and len(self._keys) == 1:

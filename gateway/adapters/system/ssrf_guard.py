@@ -59,16 +59,16 @@ def is_allowed(host: str, port: int, allowed: frozenset[str]) -> bool:
 def is_public(address: str) -> bool:
     """Return whether an IP address is public. `address` is in the form of the system's resolver. If it embeds an IPv4
     address, that one decides."""
-    found = _parse_ip(address)
-    if found is None:
+    ip = _parse_ip(address)
+    if ip is None:
         return False
-    if isinstance(found, IPv6Address):
-        within = _embedded_ipv4(found)
+    if isinstance(ip, IPv6Address):
+        within = _embedded_ipv4(ip)
         if within is not None:
             return is_public(str(within))
-        if any(found in net for net in NON_GLOBAL_NETWORKS) or found.teredo is not None:
+        if any(ip in net for net in NON_GLOBAL_NETWORKS) or ip.teredo is not None:
             return False
-    return found.is_global and not found.is_multicast and not found.is_reserved and not found.is_unspecified
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not ip.is_unspecified
 
 
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:

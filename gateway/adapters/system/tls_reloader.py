@@ -49,13 +49,13 @@ class ReloadingCertificate:
 
     def reload_or_keep(self, make: Callable[[], Made]) -> Made | None:
         try:
-            made = make()
+            context = make()
         except CertificateUnusable as error:
             fields = {"fault": str(error)}
             LOG.error("the certificate could not be reloaded, the old one stays in use", extra={"fields": fields})
             return None
         LOG.info("certificate reloaded", extra={"fields": {"certificate": str(self._config.certificate)}})
-        return made
+        return context
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -56,13 +56,13 @@ class WeightFiles:
     def unpack(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> LoadedWeights:
         """Verify and unpack the weights. `features` are those that this version computes. Raise ValueError, KeyError,
         TypeError or AttributeError."""
-        said = json.loads(about)
-        found, file = hashlib.sha256(arrays).hexdigest(), self.arrays_file
-        if found != said["sha256"]:
-            expected = str(said["sha256"])[:12]
-            raise ValueError(f"{file} has sha256 {found[:12]}..., {self.about_file} says {expected}...")
+        metadata = json.loads(about)
+        digest, file = hashlib.sha256(arrays).hexdigest(), self.arrays_file
+        if digest != metadata["sha256"]:
+            expected = str(metadata["sha256"])[:12]
+            raise ValueError(f"{file} has sha256 {digest[:12]}..., {self.about_file} says {expected}...")
         with np.load(io.BytesIO(arrays), allow_pickle=False) as opened:
             tables = {name: opened[name] for name in opened.files}
         if tuple(str(name) for name in tables["names"]) != features:
             raise ValueError(f"{file} was trained on other features than this version computes")
-        return LoadedWeights(found, said, tables)
+        return LoadedWeights(digest, metadata, tables)
