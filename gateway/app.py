@@ -87,6 +87,9 @@ class Gateway:
                 subscribe=parts.fleet.on,
                 flights=parts.flights,
                 exact_cache=lambda route, inner: exact_lookup(route, self.parts, inner),
+                pools=parts.pools,
+                prices=parts.prices,
+                draw=parts.draw,
             )
         )
         self.erasures = None

@@ -7,10 +7,11 @@ uses it. A feature that no route uses is not imported.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,12 +22,13 @@ from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
 from gateway.context import Handler, RequestContext
-from gateway.messages import Call, Entry
+from gateway.messages import Call, Entry, Price
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.guard import Recovery, skip
 from gateway.steps.parse_and_route import Reader, apply_route
 from gateway.steps.route_ports import RoutePorts
+from gateway.upstream.backend import UpstreamPool
 
 if TYPE_CHECKING:  # only explanations need it
     from gateway.cache.explanation import ExplainedPair
@@ -64,6 +66,9 @@ class Core:
     subscribe: Callable[[str, Callable[..., None]], None]  # to the events of a topic
     flights: MutableMapping[str, SharedCall]  # the calls in flight, by fingerprint
     exact_cache: Callable[[Route, Handler], Handler]  # the exact cache of a route, around a handler
+    pools: Mapping[str, UpstreamPool] = field(default_factory=dict)  # the backends
+    prices: Mapping[str, Price] = field(default_factory=dict)  # of the backends
+    draw: Callable[[], float] = random.random  # numbers in [0, 1)
 
 
 NO_PORTS = RoutePorts()
@@ -113,6 +118,8 @@ class Feature(ABC):
     """The key that it follows in lists of keys; empty: it comes last."""
     summary: str
     """The description of its key, for editors and the table of settings."""
+    backend_fields: Sequence[str] = ()
+    """The fields of its section in `route` that name backends."""
     among_tiers: bool = False
     """Whether its key, in the section `route`, means nothing on a route with one backend."""
     steps: Sequence[FeatureStep] = ()
@@ -128,6 +135,10 @@ class Feature(ABC):
 
     def problems(self, route: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the contradictions between the feature and the other keys of a route. `route` is as written."""
+        return iter(())
+
+    def warnings(self, route: Mapping[str, Any], adapters: Mapping[str, str]) -> Iterator[Problem]:
+        """Yield what is valid and unlikely to be meant. `adapters` has the known adapters of backends."""
         return iter(())
 
     @abstractmethod

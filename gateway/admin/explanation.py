@@ -229,8 +229,6 @@ def build_explanation(
         tiers=_tiers(route.target),
         tried_first=decision.trial,
         trial_skipped=decision.trial_skipped,
-        cascade=_cascade(route.target),
-        shadow=_shadow(route.target),
         limits=tuple(_format_limit(rule) for rule in route.limits),
         if_late=LATE_ACTIONS[route.slo.late],
         budgets=None if bounded is None else asdict(bounded.remaining),
@@ -322,18 +320,6 @@ def _tiers(target: Target) -> tuple[str, ...]:
         for tier in target.tiers
     ]
     return () if len(shown) == 1 and not target.tiers[0].parts else tuple(shown)
-
-
-def _cascade(target: Target) -> str | None:
-    rule = target.cascade
-    if rule is not None and rule.check == "schema":
-        return "its answer is served if it fits the schema of the request"
-    return None if rule is None else f"its answer is served if {rule.check} scores it above {rule.accept_above:g}"
-
-
-def _shadow(target: Target) -> str | None:
-    rule = target.shadow
-    return None if rule is None else f"{rule.backend}, {100 * rule.share:g}% of the misses"
 
 
 def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:

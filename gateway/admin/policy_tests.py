@@ -122,8 +122,17 @@ class PolicyTestRunner:
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
+        ports = features.ports(route)
         decision = BackendChoice(
-            route, self._pools, promises, escalations, clock, scorer, _always_first, features.ports(route).conversations
+            route,
+            self._pools,
+            promises,
+            escalations,
+            clock,
+            scorer,
+            _always_first,
+            conversations=ports.conversations,
+            trials=ports.trials,
         ).decide(request)
         outcome = {
             "route": route.name,

@@ -212,6 +212,7 @@ class OfflineExplainer:
             self._complexity,
             conversations=ports.conversations,
             classifier=None if ports.classifier is None else ports.classifier(),
+            trials=ports.trials,
         ).choose(request)
 
 

@@ -67,22 +67,11 @@ class RoutingMetrics:
             "Answers of the light model chosen for comparison with the large one's, by outcome",
             ("route", "outcome"),
         )
-        self.cascade = Counter(
-            "nearhit_cascade_total",
-            "Requests whose complexity asked for a better model, by the outcome of the lightest model's answer",
-            ("route", "outcome"),
-        )
         self.schema_checks = Counter(
             "nearhit_schema_checks_total",
             "Answers to requests that name a JSON Schema, by whether they fit it",
             ("route", "outcome"),
         )
-        self.shadow = Counter(
-            "nearhit_shadow_total",
-            "Misses also sent to the shadow backend, by the comparison of the answers",
-            ("route", "outcome"),
-        )
-        self.shadow_cost = Counter("nearhit_shadow_cost_dollars_total", "Dollars spent on shadows", ("route",))
 
 
 class PromiseMetrics:

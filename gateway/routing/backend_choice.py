@@ -20,7 +20,6 @@ from gateway.dialects.self_contained import is_self_contained
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.messages import EMBEDDINGS, Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
-from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversation, Conversations
 from gateway.routing.latency_promises import Promises
@@ -35,6 +34,7 @@ from gateway.routing.selection import (
     select_unscored,
 )
 from gateway.routing.tier_learning import TierLearning
+from gateway.routing.trials import Trials
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import call_features
@@ -64,6 +64,7 @@ class BackendChoice:
         rng: Callable[[], float] = random.random,
         conversations: Conversations | None = None,
         classifier: RouteClassifier | None = None,
+        trials: Trials | None = None,
     ) -> None:
         self._route = route
         self._pools = pools
@@ -74,9 +75,10 @@ class BackendChoice:
         self._rng = rng
         self.conversations = conversations  # None to route each request alone
         self._classifier = classifier  # None on a route without one
+        self._trials = trials  # None on a route without a cascade
         self._has_splits = any(tier.parts for tier in route.target.tiers)
         self.single_backend = (
-            route.target.tiers[0].backend if _has_no_choice(route.target) else None
+            route.target.tiers[0].backend if trials is None and _has_no_choice(route.target) else None
         )  # the only one, if the route has no choice
 
     async def choose(self, request: RequestContext) -> Decision:
@@ -136,7 +138,7 @@ class BackendChoice:
             request.scored_prompt = prompt
             request.complexity = score = self._escalations.score(self._route.name, prompt)
             request.tier_decision = self._escalations.decide(self._route.name, target, score)
-        remaining, cascade = self._remaining(request), target.cascade
+        remaining = self._remaining(request)
         predictions: Mapping[str, Prediction | None] = {}
         if remaining.has_budget:
             request.outlook = outlook = self.outlook(request)
@@ -149,7 +151,7 @@ class BackendChoice:
             remaining=remaining,
             predictions=predictions,
             waits={name: self._pools[name].wait_s(request) for name in target.backends},
-            can_check=cascade is not None and is_applicable(cascade.check, call, judged=cascade.judge is not None),
+            can_check=self._trials is not None and self._trials.can_check(call),
             light_only=request.light_only,
         )
 
@@ -219,4 +221,4 @@ def _passthrough_signals(request: RequestContext) -> Signals:
 def _has_no_choice(target: Target) -> bool:
     """Return whether there is one backend for every request, so that only a budget matters."""
     (first, *more) = target.tiers
-    return not (more or first.parts or target.fallback or target.cascade)
+    return not (more or first.parts or target.fallback)

@@ -324,7 +324,7 @@ def _passing(target: Target, traits: Mapping[str, BackendTraits], *, client: str
 def _lightest(target: Target, signals: Signals, late: Late) -> Decision:
     """Choose the lightest tier alone. Its latency is judged as usual."""
     first = target.tiers[0]
-    alone = replace(target, tiers=(first,), escalate_above=(), large_share=None, quality=None, cascade=None)
+    alone = replace(target, tiers=(first,), escalate_above=(), large_share=None, quality=None)
     return replace(_by_tiers(alone, signals, late), tier=first.name, reason=Choice.LIMIT)
 
 

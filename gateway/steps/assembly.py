@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
@@ -17,11 +16,10 @@ from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.messages import Entry, Lifetime
 from gateway.observability.observer import Observer
-from gateway.routing.answer_checks import AnswerChecks, Grader
 from gateway.routing.backend_choice import BackendChoice
-from gateway.routing.cascade import CascadeDispatch, LightTrials
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
+from gateway.routing.trials import TrialParts
 from gateway.routing.tuned_pool import pools_of, prices_of
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
@@ -248,14 +246,12 @@ class RouteSteps:
     def _call(self, backend_choice: BackendChoice) -> Call:
         route, parts = self.route, self.parts
         fallback = Fallback(pools_of(route.target, parts.pools), parts.clock, parts.telemetry)
-        rule = route.target.cascade
-        if rule is not None:
-            checks = AnswerChecks(rule, fallback, Grader(parts.pools), parts.space.embedder)
-            trials = LightTrials(rule, fallback, checks, parts.schemas)
-            cascade = CascadeDispatch(
-                rule.accept_above, trials, fallback, parts.telemetry, backend_choice.in_time, self._record_check
+        trials = self.ports.trials
+        if trials is not None:
+            embedder, in_time = parts.space.embedder, backend_choice.in_time
+            return trials.caller(
+                TrialParts(fallback, parts.pools, embedder, parts.schemas, in_time, self._record_check)
             )
-            return cascade.answer
 
         def call(request: RequestContext, decision: Decision) -> Awaitable[BackendAnswer]:
             return fallback.first_answer(request, decision.backends)
@@ -272,10 +268,8 @@ class RouteSteps:
             )
 
     def _mirror(self) -> Mirror | None:
-        rule = self.route.target.shadow
-        if rule is None:
-            return None
-        return partial(self.parts.shadows.observe_response, rule=rule, comparisons=self.parts.space.comparisons)
+        mirror, comparisons = self.ports.mirror, self.parts.space.comparisons
+        return None if mirror is None else lambda request, response: mirror(request, response, comparisons)
 
 
 def _may_teach(request: RequestContext) -> bool:
@@ -318,6 +312,7 @@ def backend_choice_of(route: Route, parts: Parts, ports: RoutePorts) -> BackendC
         parts.clock,
         parts.space.complexity,
         conversations=ports.conversations,
+        trials=ports.trials,
         classifier=None if ports.classifier is None else ports.classifier(),
     )
 

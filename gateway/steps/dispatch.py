@@ -27,7 +27,7 @@ Mirror = Callable[[RequestContext, Response], Response]
 
 
 class Dispatch:
-    """Calls the backends of one route. `mirror` (see `routing.mirroring`) is set if the route has a `shadow`. `sole` is
+    """Calls the backends of one route. `mirror` is a port (see `gateway.steps.route_ports`). `sole` is
     set if the route has exactly one backend; only a latency budget needs a decision then."""
 
     def __init__(

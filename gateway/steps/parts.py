@@ -50,7 +50,6 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, LearningEmbedder
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
-from gateway.routing.mirroring import Mirroring
 from gateway.routing.rate_limiter import RateLimiter
 from gateway.routing.resource_affinity import ResourceAffinity
 from gateway.routing.tier_audits import TierAudits
@@ -270,7 +269,7 @@ class Parts:
     escalations: TierLearning
     routing: StateKeeper  # saves and restores the escalations
     light_audits: TierAudits
-    shadows: Mirroring
+    draw: Callable[[], float]
     prices: Mapping[str, Price]
     unstorable: HitForMiss
     quotas: RateLimiter
@@ -332,8 +331,6 @@ async def build_parts(
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
     audits = TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
-    shadows = Mirroring(pools, prices, telemetry, clock, draw)
-    stack.push_async_callback(shadows.close)
     schemas = SchemaChecks(telemetry)
     stack.callback(schemas.close)
     evictions = build_evictor(config, stores, spaces, telemetry, clock)
@@ -348,7 +345,7 @@ async def build_parts(
         escalations=escalations,
         routing=routing,
         light_audits=audits,
-        shadows=shadows,
+        draw=draw,
         prices=prices,
         unstorable=HitForMiss(clock),
         quotas=quotas,

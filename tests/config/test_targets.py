@@ -1,4 +1,4 @@
-"""Who answers, as policies say it: parts, tiers, fallbacks, shadows, cascades."""
+"""Who answers, as policies say it: parts, tiers, fallbacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Target, Tier
-from gateway.config.policy.targets import Cascade, Shadow, TierPart
+from gateway.config.policy.targets import TierPart
 from tests.config.documents import config
 from tests.fixtures.targets import light_and_large, one_backend
 
@@ -43,14 +43,9 @@ def test_tiers_have_a_number_a_step() -> None:
 
 
 def test_what_stands_beside_the_tiers() -> None:
-    target = target_of(
-        "light: light, large: large, fallback: [main], shadow: {backend: main, share: 1%, per_hour: 100}, "
-        "cascade: {check: logprobs, accept_above: 70%, otherwise: consistency, samples: 5}"
-    )
+    target = target_of("light: light, large: large, fallback: [main]")
     assert target.fallback == ("main",)
     assert target.members == ("light", "large", "main")
-    assert target.shadow == Shadow("main", 0.01, 100)
-    assert target.cascade == Cascade("logprobs", 0.7, 5, None, "consistency")
 
 
 @pytest.mark.parametrize("share", ["95.0000001%", "0.95"])

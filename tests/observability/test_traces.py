@@ -25,6 +25,7 @@ from gateway.observability.access_log import AccessLog
 from tests.features.jobs.asking import over, submit
 from tests.fixtures.collector import Collector, collecting
 from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
+from tests.fixtures.several import counted
 from tests.fixtures.upstream import Upstream, serving, stream
 from tests.fixtures.waiting import until
 
@@ -169,7 +170,7 @@ async def test_what_goes_on_behind_a_request_is_part_of_its_trace(
     policy = BOTH_CACHES.replace("{backend: main}", "{backend: main, shadow: {backend: other, share: 100%}}")
     async with traced(tmp_path, collector, backends, policy) as served:
         assert (await served.chat(SECRET)).status == 200
-        await until(lambda: served.gateway.parts.telemetry.shadow.values)
+        await until(lambda: counted(served, "shadow"))
     root = collector.root(nearhit__verdict="miss")
     calls = {span.attributes.get("nearhit.purpose"): span for span in collector.children(root, "client")}
     assert set(calls) == {None, "shadow"}

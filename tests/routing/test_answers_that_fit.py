@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from gateway.config.policy.load import policy_from_text
+from tests.features.cascade.test_cascade import saying
 from tests.fixtures.gateways import Answer
 from tests.fixtures.several import behind, counted, policy_of
 from tests.fixtures.upstream import completion
-from tests.routing.test_cascade import saying
 from tests.routing.test_dispatch import HARD, backend_of, reasons
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

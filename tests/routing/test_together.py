@@ -13,10 +13,10 @@ import pytest
 
 from gateway.messages import Choice
 from gateway.upstream.upstream import COOLDOWN_S
+from tests.features.cascade.test_cascade import sure
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served
 from tests.fixtures.several import behind, counted, policy_of
-from tests.routing.test_cascade import sure
 from tests.routing.test_dispatch import EASY, HARD, answering, backend_of, observe, reasons
 
 DOCS = Path(__file__).parents[2] / "docs"

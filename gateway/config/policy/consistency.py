@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gateway.config.errors import ConfigError, KeyPath, format_value, unknown_name
-from gateway.config.policy.targets import backend_names, tier_backends
+from gateway.config.policy.features import feature_warnings
+from gateway.config.policy.targets import backend_names
 from gateway.config.yaml_loader import YamlSource
 
 _STAR, _ONE = "*", "?"
@@ -150,8 +151,6 @@ def value_at(rule: Any, keys: Sequence[str]) -> Any:
 # Warnings: valid policies that are unlikely to be meant. They read the values of files without faults.
 MAX_COMPARED = 512  # rules: each is compared with all rules before it
 
-_ADAPTERS_WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp"})
-
 
 def rule_warnings(sources: Sequence[YamlSource], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
     """Yield warnings about the rules of all files, in their order. `adapters` has the known adapters of backends."""
@@ -159,7 +158,10 @@ def rule_warnings(sources: Sequence[YamlSource], adapters: Mapping[str, str]) ->
     yield from _shadowed_rules(rules[:MAX_COMPARED])
     for rule in rules:
         yield from _sharing_warnings(rule)
-        yield from _logprobs_warnings(rule, adapters)
+        source, path, written = rule
+        for problem in feature_warnings(written, adapters):
+            keys = (problem.key,) if isinstance(problem.key, str) else problem.key or ()
+            yield source.fault((*path, *keys), problem.error_sentence)
 
 
 def unused_backends(sources: Sequence[YamlSource], backends: Collection[str], place: str) -> Iterator[ConfigError]:
@@ -217,19 +219,3 @@ def _sharing_warnings(rule: Rule) -> Iterator[ConfigError]:
         alike = ", even to similar questions" if semantic else ""
         expected = "expected share: tenant, unless nothing in these prompts and answers is private"
         yield source.fault((*path, "cache", "share"), f"{what}{alike}, {expected}")
-
-
-def _logprobs_warnings(rule: Rule, adapters: Mapping[str, str]) -> Iterator[ConfigError]:
-    source, path, written = rule
-    route = written["route"]
-    cascade = route.get("cascade") or {}
-    if cascade.get("check") != "logprobs" or cascade.get("otherwise", "escalate") != "escalate":
-        return
-    lightest = route.get("light") or (route.get("tiers") or [None])[0]
-    names = tier_backends(lightest)
-    if names and all(adapters.get(name) in _ADAPTERS_WITHOUT_LOGPROBS for name in names):
-        subject = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
-        message = (
-            f"{subject} gives no log probabilities, so each of its answers is discarded, expected otherwise: verifier"
-        )
-        yield source.fault((*path, "route", "cascade", "check"), message)

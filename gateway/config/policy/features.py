@@ -5,7 +5,7 @@ A feature is imported when a policy names its key, or when all keys are listed. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -18,6 +18,8 @@ from gateway.extensions import Extensions
 FEATURES = Extensions(
     "nearhit.features",
     {
+        "route.shadow": "gateway.features.mirror.feature:MIRROR",
+        "route.cascade": "gateway.features.cascade.feature:CASCADE",
         "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
@@ -49,11 +51,18 @@ class KeyedFeature(Protocol):
         """Whether its key means nothing on a route with one backend."""
 
     @property
+    def backend_fields(self) -> Sequence[str]:
+        """The fields of its section that name backends."""
+
+    @property
     def form(self) -> Any:
         """The annotated type of the values that a file may write. A value of None turns the feature off."""
 
     def problems(self, route: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the contradictions between the feature and the other keys of a route. `route` is as written."""
+
+    def warnings(self, route: Mapping[str, Any], adapters: Mapping[str, str]) -> Iterator[Problem]:
+        """Yield what is valid and unlikely to be meant. `adapters` has the known adapters of backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class BrokenFeature:
     after: str = ""
     summary: str = ""
     among_tiers: bool = False
+    backend_fields: Sequence[str] = ()
 
     @property
     def form(self) -> Any:
@@ -74,6 +84,9 @@ class BrokenFeature:
         return Annotated[Any, BeforeValidator(refuse)]
 
     def problems(self, _: Mapping[str, Any]) -> Iterator[Problem]:
+        return iter(())
+
+    def warnings(self, _: Mapping[str, Any], __: Mapping[str, str]) -> Iterator[Problem]:
         return iter(())
 
 
@@ -126,6 +139,14 @@ def feature_problems(route: Mapping[str, Any]) -> Iterator[Problem]:
         feature = feature_of(key)
         if feature is not None:
             yield from feature.problems(route)
+
+
+def feature_warnings(route: Mapping[str, Any], adapters: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield the warnings of each feature that a route turns on. `route` is as written."""
+    for key in _keys_of(route):
+        feature = feature_of(key)
+        if feature is not None:
+            yield from feature.warnings(route, adapters)
 
 
 def _keys_of(route: Mapping[str, Any]) -> Iterator[str]:

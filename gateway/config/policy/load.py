@@ -35,7 +35,6 @@ from gateway.config.policy.schema import (
     RouteRule,
     TargetRule,
 )
-from gateway.config.policy.targets import Cascade, CascadeRule, Shadow
 from gateway.config.policy.tests import Expectation, compiled_expectations
 from gateway.config.validation import error_messages
 from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
@@ -94,8 +93,6 @@ def _compile_target(rule: TargetRule) -> Target:
         audit=rule.audit or NO_AUDIT,
         learn=rule.learn,
         fallback=rule.fallback,
-        shadow=None if rule.shadow is None else Shadow(**dict(rule.shadow)),
-        cascade=None if rule.cascade is None else _compile_cascade(rule.cascade),
     )
 
 
@@ -109,10 +106,6 @@ def _compile_tiers(rule: TargetRule) -> Target:
     tuned = dict.fromkeys(part.tuned for parts in (*lower, best) for part in parts if part.tuned is not None)
     steps = (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above
     return Target(tiers, steps, tuned=tuple(tuned))
-
-
-def _compile_cascade(rule: CascadeRule) -> Cascade:
-    return Cascade(**{key: value for key, value in dict(rule).items() if value is not None})
 
 
 def _compile_match(rule: MatchRule) -> RouteMatch:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from gateway.config.errors import ConfigError
 from gateway.config.policy.parameters import TunedBackend
 from gateway.config.policy.schema import ADMIT_ALL, NO_AUDIT, AdmitRule, AuditRule, SemanticRule
-from gateway.config.policy.targets import Cascade, Shadow, TierPart
+from gateway.config.policy.targets import TierPart
 from gateway.config.policy.tests import Expectation
 from gateway.limits import Limits
 from gateway.priority import Priority
@@ -100,8 +100,6 @@ class Target:
     audit: AuditRule = NO_AUDIT  # comparisons of the light model's answers with the large model's
     learn: bool = True  # whether labels change the learnt meaning of scores
     fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed
-    shadow: Shadow | None = None
-    cascade: Cascade | None = None
     tuned: tuple[TunedBackend, ...] = ()  # the backends of tiers with parameters
 
     @property

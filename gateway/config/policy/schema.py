@@ -13,10 +13,8 @@ from gateway.config.fields import HeaderName, Name, Text, Version, optional_sect
 from gateway.config.policy.features import FeatureSection, feature_problems
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.targets import (
-    CascadeRule,
     OptionalTierParts,
     Parts,
-    ShadowRule,
     Steps,
     TierParts,
     tier_problems,
@@ -313,11 +311,6 @@ class TargetRule(FeatureSection):
     """`on`: a client's `x-priority` may also raise its requests above `priority`. It may always lower them."""
     fallback: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Backends to try, in this order, if those of all tiers fail before their first byte."""
-    shadow: ShadowRule | None = None
-    """`{backend: next, share: 1%}`: send a share of the misses to another backend as well, and compare both answers."""
-    cascade: CascadeRule | None = None
-    """`{check: logprobs, accept_above: 0.7}`: try the lightest tier first, check its answer, and escalate if the check
-    is not confident."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

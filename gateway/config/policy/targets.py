@@ -1,4 +1,4 @@
-"""The section `route` of a rule beyond names of backends: splits, tiers, fallbacks, a shadow and a cascade."""
+"""The section `route` of a rule beyond names of backends: splits, tiers and fallbacks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, WithJsonSchema
 
 from gateway.config.errors import format_value, unknown_name
-from gateway.config.fields import Text
 from gateway.config.policy.features import feature_of
 from gateway.config.policy.parameters import PARAMETERS_SCHEMA, TunedBackend, parse_parameters
 from gateway.config.schema_types import Schema, any_of
-from gateway.config.units import POSITIVE_SHARE, SHARE, PositiveShare, parse_positive_share, parse_share
-from gateway.config.validation import Problem, Section, one_of
+from gateway.config.units import POSITIVE_SHARE, parse_positive_share
+from gateway.config.validation import Problem
 
-MAX_TIERS, MAX_SAMPLES = 8, 9
+MAX_TIERS = 8
 
 # As compiled
 
@@ -30,32 +29,6 @@ class TierPart:
     backend: str  # with parameters: the name of the `TunedBackend`
     share: float  # share of the calls, in (0, 1]; the parts of a tier sum to 1
     tuned: TunedBackend | None = None  # None leaves the client's parameters as they are
-
-
-@dataclass(frozen=True, slots=True)
-class Shadow:
-    """A backend that gets a copy of some misses. No client gets its answers."""
-
-    backend: str
-    share: float  # share of the misses, in (0, 1]
-    per_hour: int | None = None  # calls per hour, or None for no bound
-
-
-Check = Literal["logprobs", "consistency", "verifier", "schema"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cascade:
-    """A cascade: the lightest tier answers first, and its answer is served if the check is confident.
-
-    It applies to requests whose complexity calls for a larger tier.
-    """
-
-    check: Check
-    accept_above: float = 0.0  # confidence in [0, 1) above which the answer is served
-    samples: int = 3  # answers that `consistency` compares, including the one that may be served
-    judge: str | None = None  # the backend that grades the answer for `verifier`
-    otherwise: Literal["escalate", "consistency", "verifier"] = "escalate"  # if the answer has no log probabilities
 
 
 # As written
@@ -153,51 +126,6 @@ OptionalTierParts = Annotated[
 Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJsonSchema(_STEPS)]
 
 
-class ShadowRule(Section):
-    """Mirroring: a share of the misses also goes to another backend."""
-
-    backend: Text = Field(examples=["next"])
-    """The backend that gets the copies."""
-    share: PositiveShare = Field(examples=["1%"])
-    """The share of the misses to copy, after the client's answer is complete."""
-    per_hour: Annotated[int, Field(ge=1)] | None = None
-    """Calls per hour. Without it, no bound."""
-
-
-class CascadeRule(Section):
-    """The check of the lightest model's answer."""
-
-    check: Annotated[Check, one_of("logprobs", "consistency", "verifier", "schema")] = Field(examples=["logprobs"])
-    """The check of the lightest tier's answer: `logprobs`, `consistency`, `verifier`, or `schema` alone. A confident
-    answer is served, any other is escalated. So is, with every check, an answer that does not fit the JSON Schema of
-    its request."""
-    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] | None = None
-    """The confidence in [0, 1) above which the answer is served. It depends on the check, so it has no default. `check:
-    schema` needs none."""
-    samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3
-    """For `consistency`: answers to compare, 2 to 9. Each of them is billed."""
-    judge: Text | None = None
-    """For `verifier`: the backend that grades the answer. It gets the question and the answer."""
-    otherwise: Annotated[
-        Literal["escalate", "consistency", "verifier"], one_of("escalate", "consistency", "verifier")
-    ] = "escalate"
-    """For `logprobs`, if an answer has no log probabilities: `escalate`, or check by `consistency` or `verifier`."""
-
-    @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("accept_above") is None and given.get("check") != "schema":
-            yield Problem(None, "'accept_above' is required, e.g. accept_above: 0.7")
-        if given.get("accept_above") is not None and given.get("check") == "schema":
-            yield Problem("accept_above", "has no effect with check: schema, expected no such key")
-        checks = {given.get("check")} | ({given.get("otherwise")} if given.get("check") == "logprobs" else set())
-        if "otherwise" in given and given.get("check") != "logprobs":
-            yield Problem("otherwise", "has no effect with this check, expected check: logprobs")
-        if "samples" in given and "consistency" not in checks:
-            yield Problem("samples", "has no effect with this check, expected check: consistency")
-        if given.get("judge") is not None and "verifier" not in checks:
-            yield Problem("judge", "has no effect with this check, expected check: verifier")
-
-
 def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iterator[Problem]:
     """Yield the contradictions between the keys that choose a backend.
 
@@ -205,7 +133,7 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     tiers only.
     """
     has = {key for key, value in given.items() if value is not None}
-    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "cascade", "learn"}
+    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "learn"}
     of_tiers |= {key for key in has if (feature := feature_of(f"route.{key}")) is not None and feature.among_tiers}
     if "backend" in has:
         if isinstance(given["backend"], dict) and isinstance(given["backend"].get("parameters"), dict):
@@ -262,9 +190,10 @@ def backend_names(route: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, .
         listed = route.get(key)
         for place, value in enumerate(listed if isinstance(listed, list) else ()):
             yield from _backend_names_at(value, (key, place))
-    for key, field in (("shadow", "backend"), ("cascade", "judge")):
-        if isinstance(section := route.get(key), dict):
-            yield from _backend_names_at(section.get(field), (key, field))
+    for key, section in route.items():
+        if isinstance(section, dict) and (feature := feature_of(f"route.{key}")) is not None:
+            for name in feature.backend_fields:
+                yield from _backend_names_at(section.get(name), (key, name))
 
 
 def tier_backends(value: object) -> list[str]:

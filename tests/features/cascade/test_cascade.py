@@ -453,5 +453,5 @@ async def test_explain_says_who_is_tried_first(cascade: Behind) -> None:
         told = orjson.loads(await response.read())
     assert (told["tried_first"], told["backend"], told["fallbacks"]) == ("small", "big", ["small"])
     assert told["tiers"] == ["light: small", "large: big"]
-    assert told["cascade"] == "served if logprobs says more than 0.7"
+    assert told["cascade"] == "its answer is served if logprobs scores it above 0.7"
     assert asked(upstreams) == (0, 0, 0)

@@ -14,12 +14,12 @@ import orjson
 from gateway.cache.answer_judge import internal_request
 from gateway.cache.answer_similarity import compare, embed_text, is_comparable, is_same_text, similarity
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
 from gateway.errors import EmbedderUnavailable, GatewayError, UpstreamStreamError
+from gateway.features.cascade.policy import agreement, is_applicable, is_non_answer, sample_call, wants_json
+from gateway.features.cascade.rule import CascadeRule
 from gateway.messages import Admission, Call, FullBody, Usage
 from gateway.ports import Embedder
-from gateway.routing.cascade_policy import agreement, is_applicable, is_non_answer, sample_call, wants_json
 from gateway.routing.fallback import Fallback
 from gateway.streams import BufferedResponse, buffer_response, close_body
 from gateway.upstream.backend import UpstreamPool
@@ -125,7 +125,7 @@ class CheckedAnswer:
 
 
 class AnswerChecks:
-    def __init__(self, rule: Rule, fallback: Fallback, grader: Grader, embedder: Embedder) -> None:
+    def __init__(self, rule: CascadeRule, fallback: Fallback, grader: Grader, embedder: Embedder) -> None:
         self._rule = rule
         self._fallback = fallback
         self._grader = grader

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.cache.answer_similarity import combine_vectors, passages
+from gateway.config.policy.load import policy_from_text
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai.dialect import CHAT, OpenAI
 from gateway.dialects.openai.logprobs import OpenAILogprobs
-from gateway.latency_forecast import Prediction, RemainingBudget
-from gateway.messages import Call, Choice
-from gateway.routing.answer_checks import MAX_CHARACTERS, grade_prompt, parse_grade
-from gateway.routing.cascade_policy import (
+from gateway.features.cascade.checks import MAX_CHARACTERS, grade_prompt, parse_grade
+from gateway.features.cascade.policy import (
     SAMPLE_TEMPERATURE,
     agreement,
     is_applicable,
@@ -31,7 +30,11 @@ from gateway.routing.cascade_policy import (
     sample_call,
     token_confidence,
 )
+from gateway.features.cascade.rule import CascadeRule
+from gateway.latency_forecast import Prediction, RemainingBudget
+from gateway.messages import Call, Choice
 from gateway.routing.selection import Decision, with_trial
+from tests.config.documents import config
 
 HARD = Decision(("big", "small"), "large", Choice.COMPLEX)
 
@@ -282,3 +285,12 @@ def test_what_is_too_long_or_knows_the_mark_is_not_graded() -> None:
     assert prompt is not None and prompt.count("m4rk") == 4
     assert grade_prompt("Why?", "x" * (MAX_CHARACTERS + 1), "m4rk") is None
     assert grade_prompt("Why m4rk?", "Because.", "m4rk") is None
+
+
+def test_the_rule_is_read_as_written() -> None:
+    route = (
+        "light: light, large: large, cascade: {check: logprobs, accept_above: 70%, otherwise: consistency, samples: 5}"
+    )
+    text = f"version: 1\nroutes:\n  - name: default\n    match: {{}}\n    route: {{{route}}}\n"
+    rule = policy_from_text(text, "policy.yaml", config()).routes[0].of(CascadeRule)
+    assert rule == CascadeRule(check="logprobs", accept_above=0.7, samples=5, otherwise="consistency")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.config.policy.targets import Check
+from gateway.features.cascade.rule import Check
 from gateway.messages import Call
 
 # Minimum temperature of extra samples. Self-consistency was measured with it (Wang et al., "Self-Consistency Improves

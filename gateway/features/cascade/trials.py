@@ -7,19 +7,20 @@ calls, as all are paid for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.cache.schema_check import SchemaChecks, Validity
-from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
+from gateway.features.cascade.checks import AnswerChecks, CheckedAnswer, Grader, Sample
+from gateway.features.cascade.policy import token_confidence
+from gateway.features.cascade.rule import CascadeRule
 from gateway.messages import Admission, Call, Choice, Inspection, TokenLogprobs, Usage
-from gateway.observability.telemetry import Telemetry
-from gateway.routing.answer_checks import AnswerChecks, CheckedAnswer, Sample
-from gateway.routing.cascade_policy import token_confidence
+from gateway.observability.metrics import Counter
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
+from gateway.routing.trials import TrialParts
 from gateway.streams import BufferedResponse, buffer_response, close_body
 
 # The trial: one answer of the lightest model, read to its end and checked.
@@ -55,7 +56,7 @@ class _Trial:
 
 
 class LightTrials:
-    def __init__(self, rule: Rule, fallback: Fallback, checks: AnswerChecks, schemas: SchemaChecks) -> None:
+    def __init__(self, rule: CascadeRule, fallback: Fallback, checks: AnswerChecks, schemas: SchemaChecks) -> None:
         self._schemas = schemas
         self._rule = rule
         self._fallback = fallback
@@ -132,28 +133,28 @@ class LightTrials:
         return await self._checks.consistency(trial.request, call, answer, samples)
 
 
+class CascadeMetrics:
+    """Counts trials by their outcome."""
+
+    def __init__(self) -> None:
+        self.outcomes = Counter(
+            "nearhit_cascade_total",
+            "Requests whose complexity asked for a better model, by the outcome of the lightest model's answer",
+            ("route", "outcome"),
+        )
+
+
 class CascadeDispatch:
-    """`CascadeDispatch` answers the requests of one route.
+    """`CascadeDispatch` answers the requests of one route."""
 
-    `in_time` returns whether a backend is predicted to meet the rest of the request's budget. `on_check` is called with
-    the result of every check that gave a confidence: whether the light model's answer passed.
-    """
-
-    def __init__(
-        self,
-        accept_above: float,
-        trials: LightTrials,
-        fallback: Fallback,
-        telemetry: Telemetry,
-        in_time: Callable[[RequestContext, str], bool],
-        on_check: Callable[[RequestContext, bool], None],
-    ) -> None:
-        self._accept_above = accept_above
-        self._trials = trials
-        self._fallback = fallback
-        self._telemetry = telemetry
-        self._in_time = in_time
-        self._on_check = on_check
+    def __init__(self, rule: CascadeRule, parts: TrialParts, metrics: CascadeMetrics) -> None:
+        checks = AnswerChecks(rule, parts.fallback, Grader(parts.pools), parts.embedder)
+        self._accept_above = rule.accept_above or 0.0  # `check: schema` has none
+        self._trials = LightTrials(rule, parts.fallback, checks, parts.schemas)
+        self._fallback = parts.fallback
+        self._metrics = metrics
+        self._in_time = parts.in_time
+        self._on_check = parts.on_check
 
     async def answer(self, request: RequestContext, decision: Decision) -> BackendAnswer:
         """Answer a request. Raise as the backends of the decision do, if there is nothing else to serve."""
@@ -199,7 +200,7 @@ class CascadeDispatch:
         return BackendAnswer(answer.to_response(), light, Choice.KEPT, tried.checked.other_usage)
 
     def _count(self, request: RequestContext, outcome: str) -> None:
-        self._telemetry.cascade.add(request.route, outcome)
+        self._metrics.outcomes.add(request.route, outcome)
 
 
 def _outcome(tried: TriedAnswer) -> str:

@@ -8,19 +8,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.model import Route
 from gateway.config.policy.schema import AuditRule
-from gateway.config.policy.targets import Shadow
 from gateway.context import RequestContext
 from gateway.errors import BackendOverloaded, GatewayError, UpstreamStreamError
+from gateway.feature import Runtime
+from gateway.features.mirror.rule import ShadowRule
 from gateway.messages import Call, Event, EventStream, FullBody, Price, Response
-from gateway.observability.telemetry import Telemetry
+from gateway.observability.metrics import Counter
 from gateway.ports import Clock
 from gateway.priority import Priority
+from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, buffer_response, with_observer
 from gateway.upstream.backend import UpstreamPool
 
@@ -33,24 +37,36 @@ OUTCOMES = {Label.RIGHT: "same", Label.WRONG: "different", Label.UNDECIDED: "und
 class _Copy:
     request: RequestContext
     call: Call
-    rule: Shadow
+    rule: ShadowRule
     comparisons: AnswerComparer
 
 
-class Mirroring:
+class ShadowMetrics:
+    """Counts the copies and their cost."""
+
+    def __init__(self) -> None:
+        self.outcomes = Counter(
+            "nearhit_shadow_total",
+            "Misses also sent to the shadow backend, by the comparison of the answers",
+            ("route", "outcome"),
+        )
+        self.cost = Counter("nearhit_shadow_cost_dollars_total", "Dollars spent on shadows", ("route",))
+
+
+class Mirroring(Runtime):
     """`Mirroring` mirrors a share of the requests. `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,
         pools: Mapping[str, UpstreamPool],
         prices: Mapping[str, Price],
-        telemetry: Telemetry,
+        metrics: ShadowMetrics,
         clock: Clock,
         rng: Callable[[], float],
     ) -> None:
         self._pools = pools
         self._prices = prices
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._clock = clock
         self._rng = rng
         self._calls = BackgroundCalls(clock)
@@ -59,8 +75,12 @@ class Mirroring:
         """Return the number of calls that wait or run."""
         return len(self._calls)
 
+    def ports(self, route: Route) -> RoutePorts:
+        rule = route.of(ShadowRule)
+        return RoutePorts(mirror=None if rule is None else partial(self.observe_response, rule))
+
     def observe_response(
-        self, request: RequestContext, response: Response, rule: Shadow, comparisons: AnswerComparer
+        self, rule: ShadowRule, request: RequestContext, response: Response, comparisons: AnswerComparer
     ) -> Response:
         """Return the answer unchanged, and mirror a random sample of requests.
 
@@ -107,12 +127,12 @@ class Mirroring:
 
         bounds = AuditRule(share=rule.share, per_hour=rule.per_hour)
         if self._calls.start(request.id, request.route, bounds, 0.0, make_call) is not None:
-            self._telemetry.shadow.add(request.route, "dropped")
+            self._metrics.outcomes.add(request.route, "dropped")
 
     async def _run(self, copy: _Copy, served: str | None) -> None:
         async with self._calls.limiter:
             outcome = await self._outcome(copy, served)
-        self._telemetry.shadow.add(copy.request.route, outcome)
+        self._metrics.outcomes.add(copy.request.route, outcome)
 
     async def _outcome(self, copy: _Copy, served: str | None) -> str:
         """Call the backend and return the outcome. `served` is the served text, or None if the answer is not text
@@ -133,7 +153,7 @@ class Mirroring:
             return "error"
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
         cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
-        self._telemetry.shadow_cost.add(request.route, amount=cost)
+        self._metrics.cost.add(request.route, amount=cost)
         shadow_answer = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if shadow_answer is None or served is None:
             return OUTCOMES[Label.UNDECIDED]
