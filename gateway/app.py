@@ -139,7 +139,7 @@ class Gateway:
             self.erasures,
             self._deployment,
             self.features,
-            self.access.key_admin.listed,
+            self.access.key_cache,
             self.policies,
             lambda: self.policy,
             lambda: self.parts,
@@ -159,7 +159,7 @@ class Gateway:
                 *LimitsHandler(parts.quotas).routes(),
                 *self.routing.routes(),
                 *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
-                *OnDemand(core).routes(),
+                *OnDemand(core).routes(jobs=config.jobs.enabled),
             ],
         )
 

@@ -21,7 +21,6 @@ from gateway.adapters.system.audit_file import AuditFile
 from gateway.admin.audit import AuditTrail
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
-from gateway.admin.keys import KeyAdmin, KeysHandler
 from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
 from gateway.admin.static_files import StaticFiles
 from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
@@ -72,11 +71,8 @@ class Access:
         allow_anonymous = token is None and auth.oidc is None
         authenticator = Authenticator(token, checks, failures, telemetry, allow_anonymous=allow_anonymous)
         self.guard = AccessMiddleware(server.admin, server.admin_hosts, authenticator, audit_trail, clock)
-        keys_required = auth.mode == "keys"
-        self.key_admin = KeyAdmin(stores.keys, self.key_cache, clock)
-        keys = KeysHandler(self.key_admin, clock, keys_required=keys_required)
-        self.admin = [*audit_trail.routes(), *keys.routes()]
-        self._keys_required = keys_required
+        self.admin = audit_trail.routes()
+        self._keys_required = auth.mode == "keys"
         self._rules = auth.credential_rules
         self.tenants_of_keys = TenantsOfKeys()
         self._failures = AuthThrottle(clock.monotonic)
@@ -107,7 +103,7 @@ def _configured(auth: AuthConfig) -> dict[str, Principal]:
 
 def _token_check(oidc: OidcConfig, clock: Clock) -> Check:
     """Build the check of OIDC tokens. Raise `StartupError`."""
-    check: Check = import_module("gateway.admin.oidc").token_check(oidc, clock)
+    check: Check = import_module("gateway.features.oidc.check").token_check(oidc, clock)
     return check
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -15,13 +15,13 @@ from gateway.admin.responses import Handler
 from gateway.cache.purge import Purge
 from gateway.cache.stores import Stores
 from gateway.config import Config
-from gateway.config.api_keys import ApiKey
 from gateway.config.policy.model import Policy
 from gateway.extensions import Extensions
 from gateway.feature import Features
 from gateway.pipeline import Deployment
 from gateway.ports import Clock
 from gateway.steps.erasures import Erasures
+from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
 
 OPERATIONS = Extensions(
@@ -31,6 +31,12 @@ OPERATIONS = Extensions(
         "GET /admin/jobs/{job}": "gateway.features.jobs.admin:JobsAdmin",
         "POST /admin/jobs/retry": "gateway.features.jobs.admin:JobsAdmin",
         "POST /admin/jobs/drop": "gateway.features.jobs.admin:JobsAdmin",
+        "GET /admin/keys": "gateway.features.keys.admin:KeysAdmin",
+        "POST /admin/keys": "gateway.features.keys.admin:KeysAdmin",
+        "GET /admin/keys/{key}": "gateway.features.keys.admin:KeysAdmin",
+        "POST /admin/keys/{key}": "gateway.features.keys.admin:KeysAdmin",
+        "POST /admin/keys/{key}/rotate": "gateway.features.keys.admin:KeysAdmin",
+        "POST /admin/keys/{key}/revoke": "gateway.features.keys.admin:KeysAdmin",
         "POST /admin/explain": "gateway.admin.explanation:ExplainRequests",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainHandler",
         "POST /admin/cache/erase": "gateway.features.erasure.admin:EraseAdmin",
@@ -58,7 +64,7 @@ class AdminCore:
     erasures: Erasures | None  # None: there is no secret, so nothing names those who caused it
     deployment: Deployment
     features: Features
-    api_keys: Callable[[], Awaitable[Sequence[ApiKey]]]  # raises `StoreUnavailable`
+    key_cache: KeyCache
     policies: PolicyManager
     policy: Callable[[], Policy]  # returns the one in force
     parts: Callable[[], Parts]  # returns those in force: a reference would keep a former index in memory
@@ -76,12 +82,12 @@ class OnDemand:
     core: AdminCore
     handlers: dict[str, Handler] = field(default_factory=dict)  # by method and path
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes of these operations. Those of jobs exist if jobs are on."""
+    def routes(self, *, jobs: bool = True) -> list[web.RouteDef]:
+        """Return the routes of these operations. `jobs` tells whether jobs are on: otherwise theirs do not exist."""
         return [
             web.route(method, path, partial(self._answer, f"{method} {path}"))
             for method, path in (name.split() for name in OPERATIONS.own)
-            if self.core.config.jobs.enabled or not path.startswith("/admin/jobs")
+            if jobs or not path.startswith("/admin/jobs")
         ]
 
     async def _answer(self, name: str, request: web.Request) -> web.StreamResponse:

@@ -205,3 +205,14 @@ class KeyStore(Protocol):
 
         Wait for the disk only if `synced`. Raise `VersionConflict`.
         """
+
+
+async def listed_keys(store: KeyStore) -> Sequence[ApiKey]:
+    """Return all keys that this version can read, the newest first. Raise `StoreUnavailable`."""
+    keys = []
+    for data in await store.listed():
+        try:
+            keys.append(decode(data))
+        except KeyUnreadable:  # of a later version; a client that uses it is refused
+            continue
+    return sorted(keys, key=lambda key: (-key.created, key.id))

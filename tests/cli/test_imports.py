@@ -14,6 +14,8 @@ UNUSED = (
     "gateway.cli.first_build",
     "gateway.features.workers.supervisor",
     "gateway.features.jobs",
+    "gateway.features.keys",
+    "gateway.features.oidc",
     "gateway.features.simulation",
     "gateway.features.tuning",
     "gateway.model_build",

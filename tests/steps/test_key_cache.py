@@ -14,9 +14,9 @@ from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.keys import KeyAdmin, KeyRotation, KeySpec, KeyUpdate
 from gateway.config.api_keys import KeyChange, VersionConflict, digest_of, new_key
 from gateway.errors import Overloaded, StoreUnavailable
+from gateway.features.keys.admin import KeyAdmin, KeyRotation, KeySpec, KeyUpdate
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import Principal
 from gateway.steps import key_cache

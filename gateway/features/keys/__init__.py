@@ -1,1 +1,1 @@
-"""API keys of clients: the command."""
+"""API keys in the store: the admin operations and the command. The core looks keys up (`gateway.steps.key_cache`)."""

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.middleware import actor_of
+from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section, read_body
 from gateway.config.api_keys import (
@@ -27,6 +28,7 @@ from gateway.config.api_keys import (
     digest_of,
     encode,
     key_json,
+    listed_keys,
     new_key,
 )
 from gateway.config.fields import Name, Text
@@ -183,13 +185,7 @@ class KeyAdmin:
 
     async def listed(self) -> Sequence[ApiKey]:
         """Return all keys that this version can read, the newest first."""
-        keys = []
-        for data in await self._store.listed():
-            try:
-                keys.append(decode(data))
-            except KeyUnreadable:  # of a later version; a client that uses it is refused
-                continue
-        return sorted(keys, key=lambda key: (-key.created, key.id))
+        return await listed_keys(self._store)
 
     async def get_key(self, identity: str) -> ApiKey:
         """Return a key. Raise `NotFound`."""
@@ -333,13 +329,13 @@ class KeysReport(TypedDict):
     keys: list[KeyReport]
 
 
-class KeysHandler:
-    """`KeysHandler` serves `/admin/keys`. `keys_required` tells whether the data port requires keys."""
+class KeysAdmin:
+    """`KeysAdmin` serves `/admin/keys`."""
 
-    def __init__(self, key_admin: KeyAdmin, clock: Clock, *, keys_required: bool) -> None:
-        self._keychain = key_admin
-        self._clock = clock
-        self._keys_required = keys_required
+    def __init__(self, core: AdminCore) -> None:
+        self._keychain = KeyAdmin(core.stores.keys, core.key_cache, core.clock)
+        self._clock = core.clock
+        self._keys_required = core.config.auth.mode == "keys"  # on the data port
 
     def routes(self) -> list[web.RouteDef]:
         return [

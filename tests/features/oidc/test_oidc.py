@@ -18,12 +18,12 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from gateway.adapters.system.jwks import MAX_BYTES, REFRESH_S, RETRY_S, STALE_S, Jwks, JwksFailed
-from gateway.admin.oidc import highest_role
 from gateway.errors import Overloaded, StartupError
+from gateway.features.oidc.check import highest_role
+from gateway.features.oidc.jwks import MAX_BYTES, REFRESH_S, RETRY_S, STALE_S, Jwks, JwksFailed
 from gateway.principal import Role
-from tests.admin.issuer import Issuer, issuing
 from tests.admin.keys import admin, bearer
+from tests.features.oidc.issuer import Issuer, issuing
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -35,7 +35,7 @@ ROLES = {"admin": ["platform"], "operate": ["sre", "on-call"]}
 def _the_issuer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in this process; how long it may take is in no configuration."""
     for limit in ("CONNECT_S", "TOTAL_S"):
-        monkeypatch.setattr(f"gateway.adapters.system.jwks.{limit}", 60.0)
+        monkeypatch.setattr(f"gateway.features.oidc.jwks.{limit}", 60.0)
 
 
 @pytest.fixture

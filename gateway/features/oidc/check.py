@@ -25,10 +25,10 @@ from jwt.exceptions import (
     PyJWTError,
 )
 
-from gateway.adapters.system.jwks import Jwks, JwksFailed
 from gateway.admin.middleware import Check
 from gateway.config.auth import OidcConfig
 from gateway.errors import Forbidden, StartupError, Unauthorized
+from gateway.features.oidc.jwks import Jwks, JwksFailed
 from gateway.ports import Clock
 from gateway.principal import Actor, Role
 
