@@ -24,7 +24,8 @@ from referencing.exceptions import Unresolvable
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.pattern_cost import is_cheap
-from gateway.messages import Call, DemandedForm, Schema
+from gateway.dialect_traits import DemandedForm, Schema
+from gateway.messages import Call
 from gateway.observability.telemetry import Telemetry
 
 MAX_SCHEMA_BYTES = 32 * 1024

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.messages import (
-    KEEP_ALIVE,
-    AnswerParts,
-    Call,
-    ClientForm,
-    DemandedForm,
-    Endpoint,
-    Event,
-    OpenParts,
-    TokenLogprobs,
-    Translation,
-    Tunable,
-)
+from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, OpenParts, Tunable
+from gateway.messages import KEEP_ALIVE, Call, ClientForm, Event, TokenLogprobs, Translation
 
 
 class BaseDialect:

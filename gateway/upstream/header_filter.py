@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gateway.credentials import CredentialRules
-from gateway.messages import Endpoint
+from gateway.dialect_traits import Endpoint
 from gateway.principal import ACCOUNT, HEADER
 
 # For responses that an adapter makes itself.

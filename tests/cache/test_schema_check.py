@@ -10,8 +10,9 @@ import pytest
 
 from gateway.cache.pattern_cost import is_cheap
 from gateway.cache.schema_check import MAX_ANSWER_BYTES, SchemaValidator, Validity
+from gateway.dialect_traits import AnswerParts, ToolCall
 from gateway.dialects.known import find_dialect
-from gateway.messages import AnswerParts, Call, ToolCall
+from gateway.messages import Call
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialect_traits import AnswerParts, Budgets, DemandedForm, Endpoint, ModelObjects, Tunable
 from gateway.dialects.anthropic import answers, errors
 from gateway.dialects.anthropic.budgets import cap_budget, set_budget
 from gateway.dialects.anthropic.equal_forms import messages_form
@@ -38,20 +39,7 @@ from gateway.dialects.reported_errors import read_error
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.dialects.structured_answers import read_parts
 from gateway.errors import BadRequest
-from gateway.messages import (
-    AnswerParts,
-    Budgets,
-    Bypass,
-    Call,
-    Decisive,
-    DemandedForm,
-    Endpoint,
-    Event,
-    Inspection,
-    ModelObjects,
-    TextAnswer,
-    Tunable,
-)
+from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
 VERSION, BETA = "anthropic-version", "anthropic-beta"
 

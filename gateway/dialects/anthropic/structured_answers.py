@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.dialect_traits import AnswerParts, DemandedForm, ToolCall
 from gateway.dialects.structured_answers import as_dict, as_list, schema_of, tool_schemas
-from gateway.messages import AnswerParts, DemandedForm, ToolCall
 
 
 def demanded_form(body: Mapping[str, Any]) -> DemandedForm:

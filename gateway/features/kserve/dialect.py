@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialect_traits import Endpoint
 from gateway.dialects.conversation import is_blank
 from gateway.dialects.equal_forms import number
 from gateway.dialects.json_body import dump_json, parse_numbers
@@ -35,7 +36,6 @@ from gateway.messages import (
     Call,
     ClientForm,
     Decisive,
-    Endpoint,
     Event,
     Inspection,
     Outgoing,
