@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.cache.schema_check import SchemaChecks
+from gateway.cache.schema_checks import SchemaChecks
 from gateway.context import RequestContext
 from gateway.messages import Call
 from gateway.ports import Embedder

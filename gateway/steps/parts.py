@@ -35,7 +35,7 @@ from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
 from gateway.cache.pair_queue import PairQueue
-from gateway.cache.schema_check import SchemaChecks
+from gateway.cache.schema_checks import SchemaChecks
 from gateway.cache.screen import Screen
 from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls

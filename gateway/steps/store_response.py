@@ -14,7 +14,7 @@ from gateway.cache.inflight_questions import build_entry
 from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.placement import Placement
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
-from gateway.cache.schema_check import SchemaChecks, Validity
+from gateway.cache.schema_checks import SchemaChecks, Validity
 from gateway.cache.tool_calls import refuse_tool_calls
 from gateway.config.policy.model import Route
 from gateway.context import Handler, InspectedAnswer, RequestContext

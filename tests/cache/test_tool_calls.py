@@ -9,7 +9,15 @@ import pytest
 from gateway.cache.tool_calls import identifiers_of, refuse_tool_calls
 from gateway.config.policy.schema import AdmitRule
 from gateway.messages import Admission
-from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES, TOOLS, call_of, text_of, tool_call_of
+from tests.features.answer_schemas.test_validator import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    TOOLS,
+    call_of,
+    text_of,
+    tool_call_of,
+)
 
 UUID = "3f2b8c1e-0d4a-4c3b-9e57-6a1f0b2c4d5e"
 

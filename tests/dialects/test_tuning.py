@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.policy.parameters import Parameters
 from gateway.dialects.tuning import effort_of, tuned_call
-from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES, call_of
+from tests.features.answer_schemas.test_validator import CHAT, MESSAGES, RESPONSES, call_of
 
 LOW, BUDGET, SHORT = Parameters("low"), Parameters(thinking_budget=2048), Parameters(max_tokens=300)
 THINKING = {"type": "enabled", "budget_tokens": 2048}

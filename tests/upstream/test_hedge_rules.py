@@ -22,7 +22,7 @@ from gateway.upstream.hedging import (
     is_hedgeable,
     skip_reason,
 )
-from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES, call_of
+from tests.features.answer_schemas.test_validator import CHAT, MESSAGES, RESPONSES, call_of
 
 SECONDS = st.floats(0, 1e4)
 CROWDS = st.builds(Load, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gateway.cache.schema_check import SchemaChecks, Validity
+from gateway.cache.schema_checks import SchemaChecks, Validity
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
 from gateway.features.cascade.checks import AnswerChecks, CheckedAnswer, Grader, Sample

@@ -18,7 +18,7 @@ from gateway.features.privacy import personal_data, plain_text
 from gateway.features.privacy.personal_data import MAX_READ, Kind, find, redact, values_digest
 from gateway.features.privacy.rule import PrivacyRule
 from gateway.messages import Bypass, Call
-from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES, call_of
+from tests.features.answer_schemas.test_validator import CHAT, MESSAGES, RESPONSES, call_of
 
 ALL = frozenset(get_args(Kind))
 

@@ -14,7 +14,7 @@ import pytest
 from gateway.dialects.known import find_dialect
 from gateway.features.privacy.personal_data import Kind, find, redact, values_digest
 from gateway.messages import Bypass, Call
-from tests.cache.test_schema_check import CHAT, MESSAGES, RESPONSES
+from tests.features.answer_schemas.test_validator import CHAT, MESSAGES, RESPONSES
 from tests.features.privacy.test_personal_data import ALL, parsed, rule
 
 VALUES: dict[str, tuple[str, str]] = {

@@ -8,10 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cache.pattern_cost import is_cheap
-from gateway.cache.schema_check import MAX_ANSWER_BYTES, SchemaValidator, Validity
+from gateway.cache.schema_checks import Validity
 from gateway.dialect_traits import AnswerParts, ToolCall
 from gateway.dialects.known import find_dialect
+from gateway.features.answer_schemas.pattern_cost import is_cheap
+from gateway.features.answer_schemas.validator import MAX_ANSWER_BYTES, SchemaValidator
 from gateway.messages import Call
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -7,11 +7,8 @@ ever fetched. A schema that is not valid, or too costly, is no error: the check 
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
@@ -23,27 +20,16 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.pattern_cost import is_cheap
+from gateway.cache.schema_checks import Validity
 from gateway.dialect_traits import DemandedForm, Schema
+from gateway.features.answer_schemas.pattern_cost import is_cheap
 from gateway.messages import Call
-from gateway.observability.telemetry import Telemetry
 
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_ANSWER_BYTES = 128 * 1024  # of its events together, or of its body
 MAX_STEPS = 20_000  # keywords of a schema that meet a value: about 0.2 s
 CHARACTERS_PER_STEP = 64  # of the message of a failed keyword, which quotes the value
 MAX_COMPILED = 128
-MAX_WAITING = 32  # checks; each takes at most the time of `MAX_STEPS`
-
-
-class Validity(StrEnum):
-    """The result of a check; the label `outcome` of its metric."""
-
-    VALID = "valid"
-    INVALID = "invalid"
-    BAD_SCHEMA = "bad-schema"  # not valid, too large, or with references to other documents
-    TOO_COSTLY = "too-costly"  # the answer is too large, or takes too many steps
-    BUSY = "busy"  # too many checks wait
 
 
 class _StepsExhausted(Exception):
@@ -185,37 +171,3 @@ def _unique_items(_: Any, unique: Any, instance: Any, __: Any) -> Iterator[Valid
         written = {orjson.dumps(item, option=orjson.OPT_SORT_KEYS) for item in instance}
         if len(written) < len(instance):
             yield ValidationError("an item comes twice")
-
-
-class SchemaChecks:
-    """`SchemaChecks` runs checks in one thread, so that the event loop goes on meanwhile."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._validator = SchemaValidator()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-schema")  # it starts with the first check
-        self._waiting = 0
-
-    async def fit(self, route: str, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity | None:
-        """Return how an answer fits the form that its request demands, or None if it demands none."""
-        form = call.dialect.demanded_form(call)
-        if not form:
-            return None
-        fit = await self._run(form, call, payload, streamed)
-        self._telemetry.schema_checks.add(route, fit)
-        return fit
-
-    async def _run(self, form: DemandedForm, call: Call, payload: Sequence[bytes], streamed: bool) -> Validity:
-        if self._waiting >= MAX_WAITING:
-            return Validity.BUSY
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._validator.check, form, call, payload, streamed)
-        except RuntimeError:  # the gateway is closing
-            return Validity.BUSY
-        finally:
-            self._waiting -= 1
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Answer schemas: whether an answer fits the JSON Schema that its request names."""
