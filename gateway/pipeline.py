@@ -120,7 +120,7 @@ PER_ROUTE: Sequence[Step[RouteSteps] | Place] = (
     Step("StoreResponse", RouteSteps.store_response, "admission, put, index: before the flight lands", _cached,
          recovery=skip),
     Step("RateLimit", RouteSteps.rate_limit, "limits on calls to backends", _limited),
-    Step("ResourceAffinity", RouteSteps.resource_affinity, "what a backend made is asked of that backend", _several,
+    Step("ResourceAffinity", RouteSteps.resource_affinity, "a resource is served by the backend that made it", _several,
          recovery=skip),
     Step("Dispatch", RouteSteps.dispatch, "tier, budget, fallback, retry, hedge, send"),
 )  # fmt: skip

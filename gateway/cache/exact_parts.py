@@ -384,7 +384,7 @@ def differs_in_sign(mine: ExactParts, other: ExactParts) -> bool:
 
 
 def have_other_amounts(mine: ExactParts, other: ExactParts) -> bool:
-    """Return whether two texts have as many numbers, two at least, and not the same ones.
+    """Return whether both texts have the same count of numbers, at least two, but different values.
 
     One of them may occur twice: "3 times 11" and "3 times 3". A text with more numbers may only tell more.
     """

@@ -11,15 +11,15 @@ long before the embedder's timeout, the work of least worth to clients first:
 | 4 | 25 % | 2 % | questions that would need the encoder get no semantic lookup; the others no cross-encoder |
 
 A queue that empties again is a burst, and worth a wait. One that has not been empty for a tenth of the timeout stands:
-more questions come than the models bear. A longer queue would only make each of them wait. The distinction is that of
-CoDel (RFC 8289). The test is from Maurer, Fail at Scale (ACM Queue 13:8, 2015). So are 100 ms and 20 ms, at the default
-timeout of a second.
+more questions arrive than the models can serve. A longer queue would only make each of them wait. The distinction is
+that of CoDel (RFC 8289). The test is from Maurer, Fail at Scale (ACM Queue 13:8, 2015). So are 100 ms and 20 ms, at the
+default timeout of a second.
 
-A level is left at half of the wait at which it is entered. The encoder then still has work, so at three times what it
-bears it stays busy, and a third of the questions get their lookup. A candidate that the cross-encoder would have to
-read, and does not, is refused: load costs hits, and never breaks a promise.
+Hysteresis: a level ends when the wait falls to half of its entry value. The encoder still has work then. So it stays
+busy under three times the load that it can serve, and a third of the questions get their lookup. If the cross-encoder
+cannot read a candidate that needs it, the candidate is refused. Load costs hits, and never breaks a promise.
 
-Requests are shed by the limits on concurrency (`server.max_inflight`), which are no part of this.
+The limits on concurrency (`server.max_inflight`) shed requests. They are not part of this.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Trust(Feature):
         if not pair.served or await has_entry(asker_of(route.admission, "", "", None).may_have):
             return pair
         confirm = route.admission.confirm
-        until = "for good" if confirm is None else f"until the answers of {confirm} independent clients agree"
+        until = "permanently" if confirm is None else f"until the answers of {confirm} independent clients agree"
         why = f"unconfirmed: not confirmed yet, so only its writer has the answer, {until}; otherwise {pair.why}"
         return replace(pair, served=False, reason=Refusal.UNCONFIRMED, why=why)
 
