@@ -28,9 +28,10 @@ from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
 from gateway.circuit_breaker import BreakerState
 from gateway.config import Config
-from gateway.config.errors import ConfigError
+from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
+from gateway.errors import StartupError
 from gateway.feature import Core, Features
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
@@ -97,6 +98,10 @@ class Gateway:
             self.erasures = Erasures(
                 ErasureCore(config, stores, lambda: self.parts, self.removal, self.features.stored_parts)
             )
+        try:
+            self.features.open_for(policy)
+        except ConfigInvalid as invalid:
+            raise StartupError(str(invalid)) from None
         self._table = self._build(policy)
         # called for every request; a partial needs no Python frame
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")
@@ -125,7 +130,9 @@ class Gateway:
         self.quality = QualityHandler(parts.spaces, lambda: self.policy)
         self.figures = figures_of(config, worker_environment, stores, parts.telemetry, self.gauges, parts.clock.wall())
         self.stats = Stats(self.figures, parts.clock, self.describe)
-        self.policies = PolicyManager(config, policies, policy, self.policy_reloaded, parts.clock.wall)
+        self.policies = PolicyManager(
+            config, policies, policy, self.policy_reloaded, parts.clock.wall, self.features.open_for
+        )
         self.admin_port = self._admin_port(worker_environment)
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 

@@ -7,6 +7,7 @@ uses it. A feature that no route uses is not imported.
 
 from __future__ import annotations
 
+import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.cache.flight import SharedCall
 from gateway.cache.stored_parts import Part, StoredPart
+from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.features import FEATURES
-from gateway.config.policy.model import Route
+from gateway.config.policy.model import Policy, Route
 from gateway.config.validation import Problem
 from gateway.context import Handler, RequestContext
 from gateway.messages import Call, Entry, Price
@@ -32,6 +34,8 @@ from gateway.upstream.backend import UpstreamPool
 
 if TYPE_CHECKING:  # only explanations need it
     from gateway.cache.explanation import ExplainedPair
+
+LOG = logging.getLogger("nearhit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,20 @@ class Features:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[str, Runtime] = {}
+
+    def open_for(self, policy: Policy) -> None:
+        """Open the features of a policy. Raise `ConfigInvalid` with a fault for each route whose features cannot be."""
+        faults = []
+        for route in policy.routes:
+            for feature in features_of(route):
+                try:
+                    self._runtime(feature)
+                except Exception as error:  # the code of another package
+                    LOG.warning("a feature cannot be opened", exc_info=error, extra={"fields": {"key": feature.key}})
+                    message = f"the feature cannot be opened for route {route.name}: {error or type(error).__name__}"
+                    faults.append(ConfigError(route.file, route.line, tuple(feature.key.split(".")), message))
+        if faults:
+            raise ConfigInvalid(faults)
 
     def of(self, route: Route) -> list[tuple[Feature, Runtime]]:
         """Return the features of a route with their shared parts, in the order of their steps."""

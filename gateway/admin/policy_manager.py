@@ -16,7 +16,7 @@ from gateway.config.policy.files import PolicyFolder
 from gateway.config.policy.history import BY_FILE, Author, History, PolicyChange, Version, unified_diff
 from gateway.config.policy.load import LAST_FILE, file_order, hash_texts, policy_files, read_policy, read_texts
 from gateway.config.policy.model import Policy, PolicySource
-from gateway.config.policy.reloader import OnReload, PolicyHolder
+from gateway.config.policy.reloader import OnReload, PolicyHolder, Prepare, ready
 from gateway.errors import GatewayError, NotFound
 from gateway.ports import PublishedPolicy
 
@@ -99,16 +99,23 @@ class StagedPolicy:
 class PolicyManager:
     """`PolicyManager` changes the policy in force.
 
-    Without `folder` there are no files, so the policy cannot be changed. `swap` puts a policy in force at once.
+    Without `folder` there are no files, so the policy cannot be changed. `prepare` opens what a policy needs. `swap`
+    puts a policy in force at once.
     """
 
     def __init__(
-        self, config: Config, folder: Path | None, initial: Policy, swap: OnReload, wall: Callable[[], float]
+        self,
+        config: Config,
+        folder: Path | None,
+        initial: Policy,
+        swap: OnReload,
+        wall: Callable[[], float],
+        prepare: Prepare = ready,
     ) -> None:
         self._config = config
         self._folder = None if folder is None else PolicyFolder(folder)
         self.history = open_history(config, wall)
-        self._holder = PolicyHolder(initial, self._read_policy, swap, self.history.record)
+        self._holder = PolicyHolder(initial, self._read_policy, swap, self.history.record, prepare)
         self._wall = wall
         self.changed: Changed = _no_listener
 

@@ -94,6 +94,21 @@ def test_a_faulty_rule_of_a_package_is_named_with_its_place(environment: Environ
     assert "policy.yaml:7: routes[0].forbidden_words.case: unknown key, expected words" in checked.stdout
 
 
+async def test_a_feature_that_cannot_be_opened_leaves_the_last_good_policy_in_force(
+    environment: Environment, upstream: Upstream, tmp_path: Path
+) -> None:
+    module = next((tmp_path / "environment").rglob("nearhit_forbidden_words/__init__.py"))
+    module.write_text(module.read_text().replace("return ForbiddenWordsRuntime(", "return no_such_name("))
+    plain = POLICY.replace("    forbidden_words: [kumquat, a]\n", "")
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, plain)
+    async with served_by_process(config, python=environment.python) as served:
+        async with served.session.post(served.admin_url + "/admin/policy?file=policy.yaml", data=POLICY) as response:
+            told = await response.text()
+            assert response.status == 422, told
+            assert "the feature cannot be opened for route default: name" in told, told
+        assert (await served.chat("a kumquat, please")).status == 200
+
+
 def test_the_doctor_asks_the_features_of_the_policy(environment: Environment, tmp_path: Path) -> None:
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}}, POLICY)
     report = environment.nearhit("doctor", "--config", str(config)).stdout

@@ -15,6 +15,8 @@ from gateway.config.policy.model import Policy
 
 OnReload = Callable[[Policy | None, tuple[ConfigError, ...]], None]
 """Called with the policy that is now in force, or with None and the faults of the rejected one."""
+Prepare = Callable[[Policy], None]
+"""Called with a policy before it is put in force. Raises `ConfigInvalid` if it cannot be."""
 Record = Callable[[Policy, Author], None]
 """Called in a thread with each policy that is put in force, and its author. Raises nothing."""
 
@@ -25,6 +27,10 @@ _POLL_S = 2.0  # bounds the delay of a missed event: network and bind mounts sen
 _DEBOUNCE_MS = 100  # long enough for an editor's rename-and-replace
 
 
+def ready(policy: Policy) -> None:
+    """Need nothing for a policy."""
+
+
 def _no_history(policy: Policy, author: Author) -> None:
     """Keep no history."""
 
@@ -33,13 +39,19 @@ class PolicyHolder:
     """Holds the policy in force. A reader takes `current` once per request, and sees one policy throughout."""
 
     def __init__(
-        self, initial: Policy, load: Callable[[], Policy], on_reload: OnReload, record: Record = _no_history
+        self,
+        initial: Policy,
+        load: Callable[[], Policy],
+        on_reload: OnReload,
+        record: Record = _no_history,
+        prepare: Prepare = ready,
     ) -> None:
         """`load` reads and checks all files, and raises `ConfigInvalid`. It runs in a thread."""
         self._current = initial
         self._load = load
         self._on_reload = on_reload
         self._record = record
+        self._prepare = prepare
         self._faults: tuple[ConfigError, ...] = ()
         self._lock = asyncio.Lock()  # one reload at a time, so that an older reading never replaces a newer one
 
@@ -69,6 +81,7 @@ class PolicyHolder:
             policy = await asyncio.to_thread(stage, self._current)
             if policy.hash == self._current.hash and not self._faults:
                 return False
+            self._prepare(policy)
             await asyncio.to_thread(write, policy)
             self._current, self._faults = policy, ()
             self._on_reload(policy, ())
@@ -116,6 +129,7 @@ class PolicyHolder:
             before, faults_before = self._current, self._faults
             try:
                 policy = await asyncio.to_thread(self._load)
+                self._prepare(policy)
             except ConfigInvalid as invalid:
                 self._faults = invalid.faults
                 if not (quiet and self._faults == faults_before):
