@@ -71,7 +71,8 @@ Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 def parse_fingerprint(value: object) -> str:
-    """Return a complete fingerprint. Raise `ValueError`: the 12 digits that samples show may match another entry."""
+    """Return a complete fingerprint. Raise `ValueError` for less: the 12 digits that samples show may match another
+    entry."""
     if not isinstance(value, str) or not fullmatch("[0-9a-f]{64}", value):
         raise ValueError("expected all 64 hex digits of one entry, as --json and GET /admin/cache/entries have them")
     return value

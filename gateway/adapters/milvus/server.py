@@ -53,7 +53,7 @@ class MilvusServer:
         return self._breaker.state(self._clock.monotonic())
 
     async def call(self, operation: Operation[T], timeout_s: float | None = None) -> T:
-        """Run an operation in a thread. `timeout_s` None: the timeout of a search. Raise `IndexUnavailable`."""
+        """Run an operation in a thread. `timeout_s` is by default the timeout of a search. Raise `IndexUnavailable`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         asked = self._clock.monotonic()
         if not self._breaker.allow(asked):

@@ -16,7 +16,7 @@ from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelC
 
 # Models run on onnxruntime's CPU provider, with settings that leave the event loop its core.
 def open_session(model: Path, threads: int) -> onnxruntime.InferenceSession:
-    """Open a model. `threads`: per pass. Raise onnxruntime's error if the file is not a model."""
+    """Open a model. A pass uses `threads` threads. Raise onnxruntime's error if the file is not a model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -88,8 +88,8 @@ def _described(name: str, kind: str, shape: list[Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
-    """Return the tensor as an array. Raise `UnsupportedByBackend`: a failure in the pass would look like a fault of the
-    model."""
+    """Return the tensor as an array. Raise `UnsupportedByBackend`, because a failure in the pass would look like a
+    fault of the model."""
     datatype = DATATYPES[wanted.type]
     if tensor.data is None or tensor.datatype != datatype:
         raise UnsupportedByBackend(

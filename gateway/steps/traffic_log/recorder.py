@@ -1,4 +1,4 @@
-"""Records requests on routes with `record`: in a bounded buffer, which another thread writes in batches."""
+"""Records requests on routes with `record` in a bounded buffer, which another thread writes in batches."""
 
 from __future__ import annotations
 
