@@ -20,13 +20,14 @@ from typing import Any
 import orjson
 from multidict import CIMultiDict
 
+from gateway.config import OpenAIBackendConfig, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.messages import FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.streams import BufferedBody
 from gateway.upstream.backend import BackendRules, UpstreamPool
-from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, LimitedBackend
+from gateway.upstream.concurrency_limiter import LimitedBackend
 from gateway.upstream.load_balancer import LoadCandidate
 from gateway.upstream.prefix_affinity import PrefixTable, pick_warm, prefix_blocks
 from gateway.upstream.upstream import Upstream, UpstreamConfig
@@ -37,6 +38,14 @@ TOKEN = 4  # characters
 PREFILL = 8_000.0  # tokens a second of one call
 DECODE_S = 0.4
 PARALLEL = 16  # calls that a server runs at the same time
+SECTION = OpenAIBackendConfig(
+    adapter="openai",
+    url="http://127.0.0.1:9/v1",
+    max_concurrency=PARALLEL,
+    adaptive=False,
+    tenant_share=1.0,
+    timeouts=Timeouts.model_validate({"first_byte": "60s"}),
+)
 APPLICATIONS = (9, 4, 2, 1)  # shares of the conversations
 SYSTEM_TOKENS = 1_500
 TURNS = (2, 12)
@@ -91,10 +100,10 @@ class PrefixCache:
 class ModelServer(LimitedBackend):
     """A simulated model server, behind the gateway's own limit on calls in flight."""
 
-    name, http, speaks = "main", True, "openai"
+    http, speaks = True, "openai"
 
     def __init__(self, cache: PrefixCache, bench: Measurement, clock: SimulatedTime) -> None:
-        super().__init__(ConcurrencyLimiter("main", PARALLEL, 60.0, clock, adaptive=False, tenant_share=1.0))
+        super().__init__("main", SECTION, clock)
         self._cache = cache
         self._bench = bench
 

@@ -39,7 +39,7 @@ class Deployment:
         return cls(
             config.auth.mode == "keys",
             config.store.url != "embedded" or config.server.workers > 1,
-            sum(len(getattr(backend, "addresses", (backend,))) for backend in config.backends.values()) > 1,
+            sum(max(1, len(backend.addresses)) for backend in config.backends.values()) > 1,
             frozenset(name for name, backend in config.backends.items() if backend.price.compiled != Price()),
         )
 

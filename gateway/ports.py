@@ -525,44 +525,12 @@ class Acceptance:
     max_wrong_hits: float | None = None  # wrong semantic hits per request of the route, in [0, 1]
 
 
-# Models on an upstream that reports their state and allows them to be loaded.
 class ModelCondition(StrEnum):
     """The state of a model on an upstream, as known from calls and probes."""
 
     READY = "ready"
     DEAD = "dead"  # its process has died, although the server reports it ready
     ABSENT = "absent"  # not on the server, or not loaded
-
-
-class HostedModels(Protocol):
-    """The models of one upstream."""
-
-    @property
-    def server(self) -> str:
-        """Its address, which is the same for all backends that use it."""
-
-    @property
-    def conditions(self) -> Mapping[str, ModelCondition]:
-        """The conditions by model name."""
-
-    async def wait_unready(self) -> None:
-        """Wait until a model is not ready."""
-
-    def record(self, name: str, condition: ModelCondition) -> None:
-        """Record the result of a probe."""
-
-    async def loaded(self, name: str) -> bool:
-        """Return whether the server reports the model as loaded; never raise."""
-
-    async def answers(self, name: str) -> bool:
-        """Return whether one short call succeeds, and update `conditions`; never raise."""
-
-    async def reload(self, name: str) -> None:
-        """Unload the model and load it again.
-
-        Raise `ModelControlDisabled` if the server does not allow that. Raise `BackendError` if the model cannot be
-        loaded; it is then absent.
-        """
 
 
 # Messages between gateways on one store, through the store.

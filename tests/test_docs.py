@@ -12,9 +12,11 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.__main__ import build_parser
-from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.policy.schema import PolicyFile
 from gateway.feature import all_features
+from gateway.features.onnx_backend.settings import OnnxBackendConfig
+from gateway.features.triton.settings import TritonBackendConfig
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.observability.metrics import Counter, Gauge, Histogram
 from gateway.observability.telemetry import Telemetry

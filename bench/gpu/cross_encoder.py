@@ -94,7 +94,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 
 def on_triton(bench: Bench, made: Graphs) -> None:
     """Measure the gateway's adapter, whose constructor compares the logits of eleven known pairs."""
-    module = importlib.import_module("gateway.adapters.triton.cross_encoder")
+    module = importlib.import_module("gateway.features.triton.cross_encoder")
     with triton_server(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonCrossEncoder(

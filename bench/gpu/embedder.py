@@ -116,7 +116,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 
 def on_triton(bench: Bench, made: Graphs, requests: int) -> None:
     """Measure the gateway's adapter, after it has passed its contract."""
-    module = importlib.import_module("gateway.adapters.triton.encoder")
+    module = importlib.import_module("gateway.features.triton.encoder")
     with triton_server(bench.given, {EMBEDDER: (made.float32, python_config(EMBEDDER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonEncoder(server.url, EMBEDDER, tokenizer, timeout_s=TIMEOUT_S, clock=SystemClock())

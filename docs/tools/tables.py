@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from docs.tools.page_parts import with_part
-from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.descriptions import describe, file_default
 from gateway.config.policy.limits import LimitRule
 from gateway.config.policy.schema import CacheRule, MatchRule, PolicyFile, RecordRule, RouteRule, TargetRule
 from gateway.config.policy.tests import ExpectationRule
 from gateway.config.validation import Section
+from gateway.features.onnx_backend.settings import OnnxBackendConfig
+from gateway.features.triton.settings import TritonBackendConfig
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
 _NAME = re.compile(r"<!-- table: (\w+) -->")

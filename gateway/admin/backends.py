@@ -92,7 +92,7 @@ def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, BackendRep
 
 
 def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
-    occupancy, hosted = endpoint.backend.occupancy, endpoint.upstream.hosted
+    occupancy = endpoint.backend.occupancy
     whole, streamed = (endpoint.predict(CallFeatures(stream=stream), now, CONFIDENCE) for stream in (False, True))
     return {
         "address": endpoint.upstream.address,
@@ -101,7 +101,7 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
         "breaker": endpoint.breaker.state(now).name.lower(),
         "waits_s": round(endpoint.retry_after_s(None, now), 3),
         "refusal": _refusal_report(endpoint.refusal, now),
-        "models": {} if hosted is None else dict(hosted.conditions),
+        "models": dict(endpoint.upstream.conditions),
         "inflight": occupancy.inflight,
         "queued": occupancy.queued,
         "limit": occupancy.limit,

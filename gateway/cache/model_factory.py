@@ -61,7 +61,7 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
 def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncoder:
     """Build an encoder on a Triton server, which is called here. Raise `ModelMissing` or `StartupError`."""
     # gRPC and its messages are large: imported on demand
-    module = importlib.import_module("gateway.adapters.triton.encoder")
+    module = importlib.import_module("gateway.features.triton.encoder")
     tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
     encoder: TextEncoder = module.TritonEncoder(
         config.url,
@@ -166,7 +166,7 @@ def _cross_encoder(
         return None
     if section.adapter == "triton":
         # imported on demand, as in `_triton_encoder`
-        module = importlib.import_module("gateway.adapters.triton.cross_encoder")
+        module = importlib.import_module("gateway.features.triton.cross_encoder")
         tokenizer = (embedder.model_dir or default_model_dir()) / MODEL / TOKENIZER_FILE
         closer: CrossEncoder = module.TritonCrossEncoder(
             section.url,

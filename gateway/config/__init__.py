@@ -4,12 +4,9 @@ from gateway.config.auth import AuditTrailConfig, AuthConfig
 from gateway.config.backends import (
     BackendConfig,
     BackendSection,
-    OnnxBackendConfig,
     OpenAIBackendConfig,
     PriceConfig,
-    Tensors,
     Timeouts,
-    TritonBackendConfig,
 )
 from gateway.config.load import load_config
 from gateway.config.schema import Config, EmbedderConfig, IndexConfig, ServerConfig, VerifierConfig
@@ -23,14 +20,11 @@ __all__ = [
     "Config",
     "EmbedderConfig",
     "IndexConfig",
-    "OnnxBackendConfig",
     "OpenAIBackendConfig",
     "PriceConfig",
     "ServerConfig",
     "StoreConfig",
-    "Tensors",
     "Timeouts",
-    "TritonBackendConfig",
     "VerifierConfig",
     "load_config",
 ]

@@ -1,15 +1,25 @@
-"""The section `backends` of `config.yaml`: the services that answer, with one class for each kind of adapter."""
+"""The section `backends` of `config.yaml`: the services that answer.
+
+The adapter of a backend names the class of its section. Other packages declare theirs as entry points of the group
+`nearhit.backends`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator, TypeAdapter, WithJsonSchema
+from pydantic_core import CoreSchema
 
-from gateway.config.errors import closest_match, format_value
-from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, optional_section
-from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm, Shorthand, any_of
+from gateway.config.errors import KeyPath, closest_match, format_value
+from gateway.config.fields import EnvironmentName, HttpUrl, Text, http_url, optional_section
+from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm, Schema, Shorthand, any_of
 from gateway.config.units import (
     POSITIVE_SHARE,
     PositiveDuration,
@@ -20,7 +30,26 @@ from gateway.config.units import (
     parse_positive_share,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.errors import StartupError
+from gateway.extensions import Extensions
 from gateway.messages import Price, Unit
+
+_HTTP = "gateway.config.backends:OpenAIBackendConfig"
+
+BACKENDS = Extensions(
+    "nearhit.backends",
+    {
+        "openai": _HTTP,
+        "anthropic": _HTTP,
+        "triton": "gateway.features.triton.settings:TritonBackendConfig",
+        "kserve": _HTTP,
+        "tfserving": _HTTP,
+        "torchserve": _HTTP,
+        "mcp": _HTTP,
+        "onnx": "gateway.features.onnx_backend.settings:OnnxBackendConfig",
+    },
+)
+"""The section of each adapter: a subclass of `BackendSection`. Those of other packages follow."""
 
 MAX_UPSTREAMS = 256
 
@@ -28,7 +57,7 @@ MAX_HEDGE_BUDGET = 0.2  # share of the calls: with more hedges the upstreams hav
 
 _PERCENTILE = ScalarForm(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9 such as p95")
 
-_Weight = Annotated[float, Field(gt=0, le=1000)]
+Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 class HttpUpstream(Section):
@@ -36,23 +65,10 @@ class HttpUpstream(Section):
 
     url: HttpUrl = Field(examples=["https://host/v1"])
     """The base URL."""
-    weight: _Weight = 1.0
+    weight: Weight = 1.0
     """The share of the calls, relative to the weights of the other upstreams."""
     api_key_env: EnvironmentName | None = None
     """The variable with the key of this upstream. Without it the `api_key_env` of the backend applies."""
-
-
-class GrpcUpstream(Section):
-    """One Triton server."""
-
-    described_in = HttpUpstream
-
-    url: GrpcUrl = Field(examples=["grpc://host:8001"])
-    """The address, as `grpc://HOST:PORT` or `grpcs://HOST:PORT`."""
-    weight: _Weight = 1.0
-    metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8002/metrics"])
-    """For `triton`: the URL of the server's metrics. Predictions then count the calls of other gateways that wait
-    there."""
 
 
 class Retries(Section):
@@ -107,10 +123,6 @@ def _http_upstream(value: object) -> HttpUpstream:
     return HttpUpstream(url=http_url(value)) if isinstance(value, str) else HttpUpstream.model_validate(value)
 
 
-def _grpc_upstream(value: object) -> GrpcUpstream:
-    return GrpcUpstream(url=grpc_url(value)) if isinstance(value, str) else GrpcUpstream.model_validate(value)
-
-
 def _models(value: object) -> object:
     """Check the mapping as a whole, so that a fault names its path: a glob may contain dots."""
     if isinstance(value, dict):
@@ -122,12 +134,6 @@ def _models(value: object) -> object:
 
 HttpUpstreams = Annotated[
     tuple[Annotated[HttpUpstream, PlainValidator(_http_upstream, json_schema_input_type=HttpUpstream | str)], ...],
-    NOT_EMPTY,
-    Field(strict=False, max_length=MAX_UPSTREAMS),
-]
-
-GrpcUpstreams = Annotated[
-    tuple[Annotated[GrpcUpstream, PlainValidator(_grpc_upstream, json_schema_input_type=GrpcUpstream | str)], ...],
     NOT_EMPTY,
     Field(strict=False, max_length=MAX_UPSTREAMS),
 ]
@@ -186,7 +192,7 @@ CallPrices = Annotated[
 ]
 """Globs of paths -> the dollars of a call. A number stands for all paths."""
 
-_Concurrency = Annotated[int, Field(ge=1, le=100_000)]
+Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class Timeouts(Section):
@@ -243,43 +249,17 @@ class PriceConfig(Section):
             )
 
 
-class Tensors(Section):
-    """The names of a Triton model's tensors."""
+class BackendSection(Section):
+    """The settings of each backend. A subclass reads those of one adapter, or of several."""
 
-    prompt: Text = "text_input"
-    """The input tensor with the prompt."""
-    max_tokens: Text = "max_tokens"
-    """The input tensor with the largest number of output tokens."""
-    answer: Text = "text_output"
-    """The output tensor with the text."""
-    embedding: Text = "embedding"
-    """The output tensor with the embedding."""
+    builder: ClassVar[str]
+    """The `UpstreamBuilder` of `gateway.upstream.building`, as `module:attribute`. It is imported when a gateway
+    starts, so that a check of the configuration imports no client."""
 
-
-class OpenAIBackendConfig(Section):
-    """An HTTP endpoint. The adapter is named after its protocol."""
-
-    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve", "mcp"]
+    adapter: str
     """The protocol: `openai`, `anthropic`, `triton`, `kserve` (Open Inference Protocol over HTTP), `tfserving`,
     `torchserve`, or `mcp` for an MCP server. `onnx` runs a model in process."""
-    url: HttpUrl | None = None
-    """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Triton `grpc://HOST:PORT`
-    or `grpcs://HOST:PORT`."""
-    upstreams: HttpUpstreams | None = None
-    """Instead of `url`: addresses of the same models, each a URL or `{url: ..., weight: 2, api_key_env: ...}`."""
-    model: Text | None = None
-    """The model name that goes upstream. Without it the client's name goes upstream. Triton requires it: the text
-    model."""
-    models: ModelMap = Field(default_factory=dict)
-    """Globs of the model names that clients send, each with the name that goes upstream, such as `{"gpt-4o*":
-    llama-70b}`. The first match decides."""
-    api_key_env: EnvironmentName | None = None
-    """The variable with the key that replaces the client's credentials. It goes upstream as `Authorization: Bearer`, to
-    `anthropic` as `x-api-key`."""
-    client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"
-    """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
-    tolerates more faults of servers."""
-    max_concurrency: _Concurrency = 64
+    max_concurrency: Concurrency = 64
     """Calls in flight to each upstream. Further calls wait: four of them always, and as many as get their turn soon."""
     adaptive: Switch = True
     """`on`: fewer calls than `max_concurrency` are in flight if more would only wait in the backend. `off`: always
@@ -287,6 +267,84 @@ class OpenAIBackendConfig(Section):
     tenant_share: PositiveShare = 0.5
     """The share of the calls in flight that one tenant may have while calls of others wait. Streamed uploads and
     WebSockets of one tenant never exceed it."""
+    timeouts: Timeouts = Field(default_factory=Timeouts)
+    """The timeouts of a call."""
+    price: PriceConfig = Field(default_factory=PriceConfig)
+    """Prices, with which the gateway computes costs and savings."""
+
+    @property
+    def addresses(self) -> Sequence[Section]:
+        """The servers; none if the backend runs in the process of the gateway."""
+        return ()
+
+    @property
+    def unchecked(self) -> str:
+        """Why `nearhit doctor` does not call the backend, as a predicate; empty: it does."""
+        return ""
+
+    def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:
+        """Yield each key that names the environment variable of a secret, with that variable."""
+        return iter(())
+
+    def resolved(self, folder: Path) -> Self:
+        """Return the section with its paths resolved against the folder of the file."""
+        return self
+
+    def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+        """Yield each key whose files are not fit for use, with the sentence. `folder` is that of the file."""
+        return iter(())
+
+    @classmethod
+    def listed_keys(cls) -> list[str]:
+        own = (key for each in cls.__mro__ for key in inspect.get_annotations(each))
+        return [key for key in dict.fromkeys(own) if key in cls.model_fields]
+
+
+class RemoteBackendSection(BackendSection):
+    """The settings of a backend on servers: with several addresses, retries and names of models."""
+
+    model: Text | None = None
+    """The model name that goes upstream. Without it the client's name goes upstream. Triton requires it: the text
+    model."""
+    models: ModelMap = Field(default_factory=dict)
+    """Globs of the model names that clients send, each with the name that goes upstream, such as `{"gpt-4o*":
+    llama-70b}`. The first match decides."""
+    sticky: Sticky = "off"
+    """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
+    end user do. `prefix`: a call goes to the upstream that saw the longest prefix of its prompt, until the load of that
+    upstream is twice the least."""
+    retries: Retries = Field(default_factory=Retries)
+    """How often a call is sent again before its first byte."""
+    hedge: HedgeOrOff = None
+    """`on`, or `{after: p95, budget: 5%}`: a call without a first byte in time also goes to a second upstream. The
+    first usable response is served; both calls are billed."""
+    batch: BatchRule | None = None
+    """For `kserve` and `triton`: send inference requests of equal shape as one call, such as `{max_size: 32, max_wait:
+    2ms}`."""
+
+
+class OpenAIBackendConfig(RemoteBackendSection):
+    """An HTTP endpoint. The adapter is named after its protocol."""
+
+    builder = "gateway.upstream.http_upstreams:HttpUpstreams"
+
+    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve", "mcp"]
+    url: HttpUrl | None = None
+    """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Triton `grpc://HOST:PORT`
+    or `grpcs://HOST:PORT`."""
+    upstreams: HttpUpstreams | None = None
+    """Instead of `url`: addresses of the same models, each a URL or `{url: ..., weight: 2, api_key_env: ...}`."""
+    model: Text | None = None
+    models: ModelMap = Field(default_factory=dict)
+    api_key_env: EnvironmentName | None = None
+    """The variable with the key that replaces the client's credentials. It goes upstream as `Authorization: Bearer`, to
+    `anthropic` as `x-api-key`."""
+    client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"
+    """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
+    tolerates more faults of servers."""
+    max_concurrency: Concurrency = 64
+    adaptive: Switch = True
+    tenant_share: PositiveShare = 0.5
     cache_control: Switch = False
     """For `openai`, `on`: the endpoint understands Anthropic's `cache_control`, as OpenRouter and LiteLLM do. The marks
     of Anthropic clients go upstream. `off`: they are left out, because OpenAI and others refuse unknown fields."""
@@ -303,22 +361,6 @@ class OpenAIBackendConfig(Section):
     responses_websocket: Annotated[Literal["calls", "tunnel"], one_of("calls", "tunnel")] = "calls"
     """`calls`: the gateway serves WebSockets on `/v1/responses`, whose messages are calls. `tunnel`: they reach this
     endpoint as they are, without caches and rates of requests. Limits of tokens and cost count their usage."""
-    sticky: Sticky = "off"
-    """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
-    end user do. `prefix`: a call goes to the upstream that saw the longest prefix of its prompt, until the load of that
-    upstream is twice the least."""
-    retries: Retries = Field(default_factory=Retries)
-    """How often a call is sent again before its first byte."""
-    hedge: HedgeOrOff = None
-    """`on`, or `{after: p95, budget: 5%}`: a call without a first byte in time also goes to a second upstream. The
-    first usable response is served; both calls are billed."""
-    batch: BatchRule | None = None
-    """For `kserve` and `triton`: send inference requests of equal shape as one call, such as `{max_size: 32, max_wait:
-    2ms}`."""
-    timeouts: Timeouts = Field(default_factory=Timeouts)
-    """The timeouts of a call."""
-    price: PriceConfig = Field(default_factory=PriceConfig)
-    """Prices, with which the gateway computes costs and savings."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -331,120 +373,60 @@ class OpenAIBackendConfig(Section):
         """The upstreams, at least one."""
         return self.upstreams or (HttpUpstream(url=self.url or ""),)
 
-
-class TritonBackendConfig(Section):
-    """A text-generation model on a Triton server, and the embedding model there."""
-
-    described_in = OpenAIBackendConfig
-
-    adapter: Literal["triton"]
-    url: GrpcUrl | None = None
-    upstreams: GrpcUpstreams | None = None
-    metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8002/metrics"])
-    """For `triton`: the URL of the metrics of the server at `url`. Predictions then count the calls of other gateways
-    that wait there."""
-    model: Text = Field(examples=["large"])
-    models: ModelMap = Field(default_factory=dict)
-    embedding_model: Text | None = None
-    """For `triton`: the model that answers `/v1/embeddings`."""
-    tensors: Tensors = Field(default_factory=Tensors)
-    """For `triton`: the names of the model's tensors."""
-    max_concurrency: _Concurrency = 64
-    adaptive: Switch = True
-    tenant_share: PositiveShare = 0.5
-    sticky: Sticky = "off"
-    retries: Retries = Field(default_factory=Retries)
-    hedge: HedgeOrOff = None
-    batch: BatchRule | None = None
-    reload: Switch = False
-    """For `triton`, `on`: the gateway unloads and loads a model whose process has died. The server needs
-    `--model-control-mode=explicit`."""
-    timeouts: Timeouts = Field(default_factory=Timeouts)
-    price: PriceConfig = Field(default_factory=PriceConfig)
-
-    @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from url_problems(given, "grpc://127.0.0.1:8001")
-        if "metrics_url" in given and "upstreams" in given:
-            yield Problem("metrics_url", "is that of one server, expected a 'metrics_url' in each of the 'upstreams'")
-
-    @property
-    def addresses(self) -> tuple[GrpcUpstream, ...]:
-        """The upstreams, at least one."""
-        return self.upstreams or (GrpcUpstream(url=self.url or "", metrics_url=self.metrics_url),)
+    def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:
+        yield ("api_key_env",), self.api_key_env
+        for i, upstream in enumerate(self.upstreams or ()):
+            yield ("upstreams", i, "api_key_env"), upstream.api_key_env
 
 
-def _reject_generate(task: object) -> object:
-    if task == "generate":
-        raise ValueError(
-            "the gateway does not generate text itself, expected one of: embed, classify, tensors; run the language "
-            "model in a separate server (python -m llama_cpp.server --model FILE --port 9001) and use "
-            "adapter: openai, url: http://127.0.0.1:9001/v1"
-        )
-    return task
+def section_of(adapter: object) -> type[BackendSection] | None:
+    """Return the class that reads the backends of an adapter. Raise `StartupError` if that of another package is
+    broken."""
+    section = BACKENDS.load(adapter) if isinstance(adapter, str) else None
+    if section is None or (isinstance(section, type) and issubclass(section, BackendSection)):
+        return section
+    raise StartupError(f"{BACKENDS.group}: {adapter} is {section!r}, expected a subclass of BackendSection")
 
 
-class OnnxBackendConfig(Section):
-    """A model in the gateway's own process, from a folder that Hugging Face Optimum exports."""
-
-    described_in = OpenAIBackendConfig
-
-    adapter: Literal["onnx"]
-    """`onnx`: a model in the gateway's own process."""
-    path: Folder = Field(examples=["models/small"])
-    """The folder of the model."""
-    task: Annotated[
-        Literal["embed", "classify", "tensors"],
-        one_of("embed", "classify", "tensors"),
-        BeforeValidator(_reject_generate),
-    ] = Field(examples=["embed"])
-    """`embed`: sentence embeddings. `classify`: a text classifier, which answers with its label. `tensors`: any graph,
-    called with tensors."""
-    model: Text | None = None
-    """The name in lists of models. Without it, the name of the folder. The gateway accepts any name from clients."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Threads of one forward pass. The embedder has its own."""
-    max_concurrency: _Concurrency = 4
-    """Calls that run at the same time. Others wait."""
-    adaptive: Switch = True
-    tenant_share: PositiveShare = 0.5
-    timeouts: Timeouts = Field(default_factory=Timeouts)
-    price: PriceConfig = Field(default_factory=PriceConfig)
+def _known_adapter(value: object) -> object:
+    try:
+        if section_of(value) is not None:
+            return value
+    except StartupError as error:
+        raise ValueError(str(error)) from None
+    check: Any = one_of(*BACKENDS.names()).func
+    return check(value)
 
 
 class _Adapter(Section):
     """The key that decides which class reads the other keys."""
 
-    adapter: Annotated[
-        str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp", "onnx")
-    ] = Field(examples=["openai"])
+    adapter: Annotated[str, BeforeValidator(_known_adapter)] = Field(examples=["openai"])
     """The adapter."""
-
-
-BackendSection = OpenAIBackendConfig | TritonBackendConfig | OnnxBackendConfig
-
-_SECTION_TYPES: Mapping[object, type[TritonBackendConfig | OnnxBackendConfig]] = {
-    "triton": TritonBackendConfig,
-    "onnx": OnnxBackendConfig,
-}
-
-
-def backend_section_type(adapter: object) -> type[BackendSection]:
-    """Return the class that reads the backends of an adapter."""
-    return _SECTION_TYPES.get(adapter, OpenAIBackendConfig) if isinstance(adapter, str) else OpenAIBackendConfig
 
 
 def _parse_backend(value: Any) -> BackendSection:
     """Choose the class by `adapter` first, so that one wrong key is one fault and not one for each class."""
     if isinstance(value, BackendSection):
         return value
+    section: type[BackendSection] | None = OpenAIBackendConfig  # it reports that a mapping is expected
     if isinstance(value, dict):
         named = (
             "adapter" if "adapter" in value else next((key for key in value if closest_match(key, ("adapter",))), "")
         )
         chosen = _Adapter.model_validate({key: value[key] for key in (named,) if key in value})
-        return backend_section_type(chosen.adapter).model_validate(value)
-    return OpenAIBackendConfig.model_validate(value)  # reports that a mapping is expected
+        section = section_of(chosen.adapter)
+    assert section is not None  # an unknown adapter is a fault
+    return section.model_validate(value)
 
 
-BackendConfig = Annotated[BackendSection, PlainValidator(_parse_backend, json_schema_input_type=BackendSection)]
+@dataclass(frozen=True, slots=True)
+class _AnySection:
+    """Field metadata: the JSON Schema of the sections of all adapters."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        sections = dict.fromkeys(section for name in BACKENDS.names() if (section := section_of(name)) is not None)
+        return handler(TypeAdapter(reduce(or_, sections)).core_schema)
+
+
+BackendConfig = Annotated[BackendSection, PlainValidator(_parse_backend), _AnySection()]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from gateway.config.backends import backend_section_type
+from gateway.config.backends import OpenAIBackendConfig, section_of
 from gateway.config.errors import ConfigError, KeyPath, closest_match
 from gateway.config.schema import Config
 from gateway.config.validation import Section
@@ -86,10 +86,18 @@ def _setting_paths(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]
     paths = [path for path in _scalar_paths(Config) if len(path) > 1 or path[0] in _TOP_LEVEL]
     backends = document.get("backends")
     for name, backend in backends.items() if isinstance(backends, dict) else ():
-        kind = backend_section_type(backend.get("adapter") if isinstance(backend, dict) else None)
-        paths += [("backends", name, *path) for path in _scalar_paths(kind)]
+        paths += [("backends", name, *path) for path in _scalar_paths(_section_of(backend))]
     for path in paths:
         yield _PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path), path
+
+
+def _section_of(backend: object) -> type[Section]:
+    """Return the class of a backend's section. The section itself reports an adapter that is unknown or broken."""
+    try:
+        section = section_of(backend.get("adapter") if isinstance(backend, dict) else None)
+    except StartupError:
+        section = None
+    return section or OpenAIBackendConfig
 
 
 def _scalar_paths(section: type[Section]) -> Iterator[KeyPath]:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
 from gateway.config.environment import apply_environment, environment_fault
 from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, sort_errors
 from gateway.config.schema import Config, EmbeddingModel, ServerConfig
@@ -19,7 +18,6 @@ from gateway.config.yaml_loader import load_yaml, read_file
 from gateway.config.yaml_values import ScalarInvalid, padded, variable_value
 
 DEFAULT_PATH = Path("config.yaml")
-MODEL_FILES = ("model.onnx", "tokenizer.json")  # of `adapter: onnx`
 Model = TypeVar("Model", bound=EmbeddingModel)
 
 
@@ -106,7 +104,7 @@ def build_config(
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
             elif was_padded:
                 report(path, padded(name), warnings)
-        for path, message in _missing_model_files(config, folder):
+        for path, message in _backend_faults(config, folder):
             report(path, message)
         if config.embedder.migrates_to_same_model:
             message = "names the model in use, expected the previous model, or no migrate_from"
@@ -140,24 +138,14 @@ def secret_variables(config: Config) -> Iterator[tuple[KeyPath, str]]:
         (("telemetry", "traces", "headers_env"), config.telemetry.traces.headers_env),
     ]
     for name, backend in config.backends.items():
-        if isinstance(backend, OpenAIBackendConfig):
-            named.append((("backends", name, "api_key_env"), backend.api_key_env))
-            named += (
-                (("backends", name, "upstreams", i, "api_key_env"), upstream.api_key_env)
-                for i, upstream in enumerate(backend.upstreams or ())
-            )
+        named += ((("backends", name, *path), variable) for path, variable in backend.secrets())
     yield from ((path, variable) for path, variable in named if variable)
 
 
-def _missing_model_files(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
-    """Yield a problem for each in-process backend that lacks a file without which the gateway cannot start."""
+def _backend_faults(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the faults of files without which a backend cannot start."""
     for name, backend in config.backends.items():
-        if isinstance(backend, OnnxBackendConfig):
-            needed = MODEL_FILES[:1] if backend.task == "tensors" else MODEL_FILES
-            missing = [file for file in needed if not (folder / backend.path / file).is_file()]
-            if missing:
-                message = f"{backend.path} has no {missing[0]}, expected a folder exported by Hugging Face Optimum"
-                yield ("backends", name, "path"), message
+        yield from ((("backends", name, *path), message) for path, message in backend.faults(folder))
 
 
 def _resolve_paths(config: Config, folder: Path) -> Config:
@@ -176,7 +164,7 @@ def _resolve_paths(config: Config, folder: Path) -> Config:
             "data_dir": (folder / config.data_dir).absolute(),
             "policies": folder / config.policies,
             "embedder": embedder,
-            "backends": {name: _resolve_backend(backend, folder) for name, backend in config.backends.items()},
+            "backends": {name: backend.resolved(folder) for name, backend in config.backends.items()},
         }
     )
 
@@ -195,12 +183,6 @@ def _resolve_store_tls(store: StoreConfig, folder: Path) -> StoreConfig:
         return store
     files = {name: folder / file for name, file in store.tls if file is not None}
     return store.model_copy(update={"tls": store.tls.model_copy(update=files)})
-
-
-def _resolve_backend(backend: BackendSection, folder: Path) -> BackendSection:
-    if not isinstance(backend, OnnxBackendConfig):
-        return backend
-    return backend.model_copy(update={"path": (folder / backend.path).absolute()})
 
 
 def _resolve_model_dir(model: Model, folder: Path) -> Model:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from gateway.adapters.redis.store_client import MAX_CONNECTIONS
 from gateway.adapters.system.tls_reloader import CertificateUnusable, ReloadingCertificate
-from gateway.config import Config, OnnxBackendConfig
+from gateway.config import Config
 from gateway.config.schema import ServerConfig
 from gateway.context import Handler
 from gateway.errors import StartupError
@@ -127,10 +127,7 @@ class OpenFiles:
 
 
 def needed(config: Config) -> OpenFiles:
-    calls = sum(
-        0 if isinstance(section, OnnxBackendConfig) else section.max_concurrency * len(section.addresses)
-        for section in config.backends.values()
-    )
+    calls = sum(section.max_concurrency * len(section.addresses) for section in config.backends.values())
     return OpenFiles(config.server.max_inflight, calls)
 
 

@@ -63,9 +63,7 @@ from gateway.subjects import SubjectDigests, SubjectsOf, subject_key
 from gateway.tasks import Background, run_in
 from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
-from gateway.upstream.factory import build_pools, reloads
-from gateway.upstream.model_health import start_model_care
-from gateway.upstream.server_metrics import start_metrics_readers
+from gateway.upstream.factory import build_pools
 
 
 class RecordedState:
@@ -386,8 +384,9 @@ def _build_inputs(
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
-    start_metrics_readers(stack, pools.values())
-    start_model_care(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
+    for endpoint in (endpoint for pool in pools.values() for endpoint in pool.endpoints):
+        for task in endpoint.upstream.tasks:
+            run_in(stack, task(endpoint))
     prices = {name: price.compiled for name, backend in config.backends.items() if (price := backend.price)}
     return PartsInputs(
         config=config,

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from itertools import count
 from math import ceil
 
+from gateway.config.backends import BackendSection
 from gateway.context import Load, RequestContext
 from gateway.errors import BackendOverloaded
 from gateway.ports import Clock
@@ -274,8 +275,16 @@ def _is_granted(admission: asyncio.Future[float]) -> bool:
 class LimitedBackend:
     """`LimitedBackend` is the part of a `Backend` that reports the load of its concurrency limiter."""
 
-    def __init__(self, limiter: ConcurrencyLimiter) -> None:
-        self._limiter = limiter
+    def __init__(self, name: str, section: BackendSection, clock: Clock) -> None:
+        self.name = name
+        self._limiter = ConcurrencyLimiter(
+            name,
+            section.max_concurrency,
+            section.timeouts.first_byte,
+            clock,
+            adaptive=section.adaptive,
+            tenant_share=section.tenant_share,
+        )
 
     @property
     def occupancy(self) -> Load:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -13,12 +13,11 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.config.backends import Timeouts
-from gateway.config.schema import MAX_EVENT
+from gateway.config.backends import OpenAIBackendConfig
+from gateway.config.schema import ServerConfig
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
 from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, accepts, answers_client, client_of
-from gateway.dialects.model_names import ModelNames
 from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.translation.neutral import translation_between
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
@@ -38,7 +37,8 @@ from gateway.upstream.additions import (
 )
 from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, Handshake
 from gateway.upstream.base_url import BaseUrl
-from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
+from gateway.upstream.building import model_names
+from gateway.upstream.concurrency_limiter import ConcurrencyPermit, LimitedBackend
 from gateway.upstream.content_decoding import coding_of, decode_whole
 from gateway.upstream.header_filter import (
     GATEWAY_PREFIX,
@@ -120,16 +120,20 @@ IDENTITY = (("Accept-Encoding", "identity"),)
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
-class HttpBackend(LimitedBackend):
-    """`HttpBackend` calls one HTTP endpoint that speaks the dialect `speaks`.
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The credentials that an endpoint gets: the gateway's key, or those of the client."""
 
-    `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `credential_rules`:
-    which headers and parameters are theirs. `cache_control`: marks for the prompt cache go upstream in translated
-    requests, as with `reasoning_content` earlier thinking does.
-    `unsigned_thinking`: the thinking of Anthropic's clients goes upstream as it came. `stream_usage`: the usage of
-    streams is requested. `max_event`: the longest event of a stream in bytes. `silence_s`: how long the head of
-    a silent stream is held; 0: any time. `admitted_origins`: the origins of web
-    pages that the gateway admits, or `*`; the endpoint is not told of them.
+    api_key: str | None = None
+    forwards: bool = True  # the client's credentials go upstream, unless the key replaces them
+    rules: CredentialRules = NO_CHANGES  # which headers and parameters are credentials of clients
+
+
+class HttpBackend(LimitedBackend):
+    """`HttpBackend` calls one HTTP endpoint that speaks the dialect `section.adapter`.
+
+    `server` gives the bounds on streams, and the origins of web pages that the gateway admits, of which the endpoint is
+    not told.
     """
 
     http = True
@@ -138,56 +142,38 @@ class HttpBackend(LimitedBackend):
         self,
         name: str,
         url: str,
+        section: OpenAIBackendConfig,
         *,
-        speaks: str = "openai",
         client: HttpClient,
         session: AiohttpSession,
-        models: ModelNames,
-        api_key: str | None,
-        forward_credentials: bool,
-        credential_rules: CredentialRules = NO_CHANGES,
-        max_concurrency: int,
-        timeouts: Timeouts,
+        account: Account,
+        server: ServerConfig,
         clock: Clock,
-        adaptive: bool = True,
-        tenant_share: float = 0.5,
-        cache_control: bool = False,
-        admitted_origins: frozenset[str] = frozenset(),
-        reasoning_content: bool = False,
-        unsigned_thinking: bool = False,
-        stream_usage: bool = True,
-        max_event: int = MAX_EVENT,
-        silence_s: float = 0.0,
     ) -> None:
-        self.name = name
-        self._silence_s = silence_s
-        self._max_event = max_event
-        self.speaks = speaks
-        self._own_dialect = DIALECTS[speaks]
+        super().__init__(name, section, clock)
+        self._silence_s = server.stream_keep_alive
+        self._max_event = server.max_event
+        self.speaks: str = section.adapter
+        self._own_dialect = DIALECTS[self.speaks]
         self._endpoint = self._own_dialect.endpoint
         self._base = BaseUrl(name, url, is_versioned=self._endpoint.is_versioned)
         self.target = self._base.target
         self._client = client
         self._session = session
-        self._models = models
-        self._api_key = api_key
-        self._withholds = None if forward_credentials and api_key is None else credential_rules
+        self._models = model_names(section)
+        self._api_key = account.api_key
+        self._withholds = None if account.forwards and account.api_key is None else account.rules
         self._request_filter = HeaderFilter(REQUEST_EXCLUDED, withheld=self._withholds)
         self._parsed_request_filter = HeaderFilter(REQUEST_EXCLUDED | ENCODINGS, withheld=self._withholds)
         self._provider_ids = ProviderIds()
         self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
-        self._timeouts = timeouts
+        self._timeouts = section.timeouts
         self._clock = clock
-        self._cache_control = cache_control
-        self._admitted_origins = admitted_origins
-        self._refused_additions = RefusedAdditions(frozenset() if stream_usage else frozenset({USAGE}))
-        self._reasoning_content = reasoning_content
-        self._unsigned_thinking = unsigned_thinking
-        super().__init__(
-            ConcurrencyLimiter(
-                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
-            )
-        )
+        self._cache_control = section.cache_control
+        self._admitted_origins = frozenset(server.cors.origins)
+        self._refused_additions = RefusedAdditions(frozenset() if section.stream_usage else frozenset({USAGE}))
+        self._reasoning_content = section.reasoning_content
+        self._unsigned_thinking = section.unsigned_thinking
 
     async def send(self, request: RequestContext) -> Response:
         """Send the request and return the response. Raise `BadRequest` if the endpoint's dialect cannot express it."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.context import Backend, RequestContext
@@ -26,7 +27,7 @@ from gateway.latency_forecast import Prediction
 from gateway.messages import Call, Event, EventStream, FullBody, Response
 from gateway.observability.metrics import MetricBundle
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, HostedModels
+from gateway.ports import Clock, ModelCondition
 from gateway.statuses import is_failure, is_overload
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.tracing import BROKEN, UpstreamCall
@@ -76,6 +77,10 @@ class ServerLoad:
     gpu_memory_bytes: float | None = None  # used, of all its GPUs together
 
 
+UpstreamTask = Callable[["Upstream"], Coroutine[Any, Any, None]]
+"""Work in the background for an upstream, such as reading the metrics of its server."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamConfig:
     """`UpstreamConfig` describes one address of a backend."""
@@ -83,11 +88,11 @@ class UpstreamConfig:
     backend: Backend
     address: str
     weight: float = 1.0  # its share of the calls, relative to the others
-    hosted: HostedModels | None = None  # reports the state of its models, if the server does
+    conditions: Mapping[str, ModelCondition] = field(default_factory=dict)  # of its models, if the server reports them
     provider: str = ""  # the backend's `adapter`
     models: ModelNames | None = None  # maps model names; None: the clients' names are sent
     own_account: bool = True  # it gets the gateway's credentials or none, so its limits cover all clients together
-    metrics_url: str | None = None  # of the server's metrics
+    tasks: Sequence[UpstreamTask] = ()  # they run as long as the gateway does
 
 
 class Upstream:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig, load_config
+from gateway.config import Config, OpenAIBackendConfig, load_config
 from gateway.config.environment import read_secret
 from gateway.config.errors import ConfigInvalid
 from gateway.config.load import read_config
 from gateway.config.policy.single_backend import upstream_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
+from gateway.features.triton.settings import TritonBackendConfig
 
 REPOSITORY = Path(__file__).parents[2]
 MAIN = "version: 1\nbackends:\n  main: {adapter: openai, url: https://host/v1}\n"

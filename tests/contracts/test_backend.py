@@ -15,20 +15,20 @@ from yarl import URL
 
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
-from gateway.adapters.onnx.text_models import SentenceEmbedder
 from gateway.adapters.system.clock import SystemClock
-from gateway.config import Tensors, Timeouts
+from gateway.config import OpenAIBackendConfig, ServerConfig, Timeouts
 from gateway.context import Backend, RequestContext
-from gateway.dialects.model_names import ModelNames
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import BackendError
+from gateway.features.onnx_backend.backend import OnnxBackend
+from gateway.features.onnx_backend.text_models import SentenceEmbedder
+from gateway.features.triton.backend import TritonBackend
+from gateway.features.triton.settings import GrpcUpstream, TritonBackendConfig
 from gateway.messages import EventStream, FullBody
 from gateway.streams import BufferedBody, close_body
 from gateway.upstream.aiohttp_session import AiohttpSession
-from gateway.upstream.http_backend import HttpBackend
+from gateway.upstream.http_backend import Account, HttpBackend
 from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient
-from gateway.upstream.onnx_backend import OnnxBackend
-from gateway.upstream.triton_backend import TritonBackend
 from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.onnx_models import classifier, onnx
 from tests.fixtures.triton import RunningTriton, free_ports
@@ -47,29 +47,24 @@ def http_backend(url: str, speaks: str = "openai", *, client: str = "own") -> Ht
     return HttpBackend(
         "b",
         url,
-        speaks=speaks,
+        OpenAIBackendConfig.model_validate({"adapter": speaks, "url": url, "max_concurrency": 4, "timeouts": QUICK}),
         client=asking,
         session=session,
-        models=ModelNames(),
-        api_key="k",
-        forward_credentials=True,
-        max_concurrency=4,
-        timeouts=QUICK,
+        account=Account("k"),
+        server=ServerConfig(),
         clock=SystemClock(),
     )
 
 
 def triton_backend(port: int) -> TritonBackend:
+    url = f"grpc://127.0.0.1:{port}"
     return TritonBackend(
         "b",
-        f"127.0.0.1:{port}",
-        tls=False,
-        models=ModelNames("light"),
-        embedding_model="embedder",
-        tensors=Tensors(),
-        max_concurrency=4,
-        timeouts=QUICK,
-        clock=SystemClock(),
+        GrpcUpstream(url=url),
+        TritonBackendConfig(
+            adapter="triton", url=url, model="light", embedding_model="embedder", max_concurrency=4, timeouts=QUICK
+        ),
+        SystemClock(),
     )
 
 

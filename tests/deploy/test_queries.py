@@ -27,7 +27,7 @@ ABSENT = {
     "nearhit_auth_failures_total": "wrong credentials, on a port that wants any: tests/admin/test_roles.py has them",
     "nearhit_audit_errors_total": "a disk or a store that fails under an operator: tests/admin/test_roles.py has it",
     "nearhit_key_lookups_total": "API keys of the store, which tests/admin has",
-    "nearhit_model_reloads_total": "a model on Triton whose process dies: tests/upstream/test_model_health.py has it",
+    "nearhit_model_reloads_total": "a model on Triton whose process dies: tests/features/triton has it",
     "nearhit_second_opinions_total": "a cross-encoder, which the hash embedder lacks: tests/steps has it",
     "nearhit_confirmations_total": "a route with `confirm`, and two API keys: tests/features/trust has them",
     "nearhit_schema_checks_total": "requests with a JSON Schema: tests/routing/test_answers_that_fit.py has them",

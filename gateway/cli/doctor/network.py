@@ -19,7 +19,7 @@ from yarl import URL
 from gateway.adapters.system.clock import SystemClock
 from gateway.cli.admin_client import url_of
 from gateway.cli.doctor import MAX_FAULTS_SHOWN, Finding, fault, ok, warning
-from gateway.config import Config, OnnxBackendConfig
+from gateway.config import Config
 from gateway.config.units import Address
 from gateway.dialects.known import VERSIONED, endpoint_of
 from gateway.observability.telemetry import Telemetry
@@ -262,13 +262,8 @@ async def inspect_backends(config: Config, environ: Mapping[str, str]) -> list[F
     found: list[Finding] = []
     network = {}
     for name, section in config.backends.items():
-        if isinstance(section, OnnxBackendConfig):
-            found.append(
-                ok(
-                    "backends",
-                    f"{name}: runs in the gateway, with the files in {section.path}; not loaded by this check",
-                )
-            )
+        if section.unchecked:
+            found.append(ok("backends", f"{name}: {section.unchecked}"))
         else:
             network[name] = section
     pools = build_pools(config.model_copy(update={"backends": network}), environ, SystemClock(), Telemetry())

@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.models import OPTIONS
+from gateway.adapters.triton_channel import OPTIONS
 from gateway.features.classifier.answers import of_score, of_tier
 from gateway.features.classifier.question import (
     ClassifierAnswer,

@@ -18,11 +18,11 @@ from tritonclient.grpc.aio import InferenceServerClient
 import gateway.features.distillation
 from gateway.__main__ import main
 from gateway.adapters.onnx.model_dir import ModelDir
-from gateway.adapters.onnx.text_models import OnnxTextClassifier as Reader
 from gateway.features.demo.errors import TritonUnavailable
 from gateway.features.demo.triton_environment import ensure_triton
 from gateway.features.demo.triton_server import TritonPorts, TritonServer
 from gateway.features.distillation.served.classifier import UNSURE, Classifier
+from gateway.features.onnx_backend.text_models import OnnxTextClassifier as Reader
 from tests.fixtures.build_environment import BUILD_ENV
 from tests.fixtures.triton import CHECKOUT, free_ports
 

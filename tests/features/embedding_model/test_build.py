@@ -25,10 +25,10 @@ from gateway.adapters.onnx.model_files import (
     load_manifest,
 )
 from gateway.adapters.onnx.static_encoder import load_table
-from gateway.adapters.triton.encoder import load_reader
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbeddingModel, VerifierConfig
 from gateway.features.embedding_model.build import build
+from gateway.features.triton.encoder import load_reader
 from gateway.model_build import fetch as fetching
 from gateway.model_build import static_vectors
 from gateway.model_build.environment import FetchFailed

@@ -15,18 +15,19 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.models import OPTIONS, ModelConfig, TritonModels, condition_from_error, single_request
-from gateway.config.backends import Tensors, Timeouts
+from gateway.adapters.triton_channel import OPTIONS
 from gateway.context import RequestContext
-from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, ModelNotReady, NotFound, UpstreamStreamError
+from gateway.features.triton.models import ModelConfig, TritonModels, condition_from_error, single_request
+from gateway.features.triton.settings import GrpcUpstream, TritonBackendConfig
+from gateway.features.triton.tensors import TensorClient
 from gateway.messages import Call, Event, EventStream, FullBody, Response, TextAnswer
 from gateway.ports import Clock, ModelCondition
 from gateway.streams import ClosingStream
 from gateway.tracing import metadata_of
-from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
+from gateway.upstream.building import model_names
+from gateway.upstream.concurrency_limiter import ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import JSON, SSE
-from gateway.upstream.triton_tensors import TensorClient
 
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
 CHARACTERS_PER_TOKEN = 4  # for models that do not count tokens: the usual rule of thumb for English
@@ -46,36 +47,20 @@ class TritonBackend(LimitedBackend):
     http = False
     speaks = "text"
 
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        *,
-        tls: bool,
-        models: ModelNames,
-        embedding_model: str | None,
-        tensors: Tensors,
-        max_concurrency: int,
-        timeouts: Timeouts,
-        clock: Clock,
-        adaptive: bool = True,
-        tenant_share: float = 0.5,
-    ) -> None:
-        self.name = name
-        self._client = triton.InferenceServerClient(address, ssl=tls, channel_args=OPTIONS)
-        self._tensor_calls = TensorClient(name, address, tls=tls, models=models, timeouts=timeouts)
-        self._models = models
-        self._embedding_model = embedding_model
-        self._tensors = tensors
-        self._timeouts = timeouts
+    def __init__(self, name: str, address: GrpcUpstream, section: TritonBackendConfig, clock: Clock) -> None:
+        super().__init__(name, section, clock)
+        scheme, _, server = address.url.partition("://")
+        tls = scheme == "grpcs"
+        self._client = triton.InferenceServerClient(server, ssl=tls, channel_args=OPTIONS)
+        self._models = model_names(section)
+        self._timeouts = section.timeouts
+        self._tensor_calls = TensorClient(name, server, tls=tls, models=self._models, timeouts=self._timeouts)
+        self._embedding_model = section.embedding_model
+        self._tensors = section.tensors
         self._clock = clock
-        upstream_names = [name for name in dict.fromkeys([*models.upstream_names, embedding_model]) if name]
-        self.hosted = TritonModels(name, address, self._client, upstream_names, tensors, timeouts)
-        super().__init__(
-            ConcurrencyLimiter(
-                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
-            )
-        )
+        served = dict.fromkeys([*self._models.upstream_names, section.embedding_model])
+        names = [model for model in served if model]
+        self.hosted = TritonModels(name, server, self._client, names, section.tensors, section.timeouts)
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call

@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
+from gateway.features.triton.server_metrics import ServerMetrics, metrics_of
 from gateway.upstream.latency import CallFeatures
-from gateway.upstream.server_metrics import ServerMetrics, metrics_of
 from gateway.upstream.upstream import ServerLoad
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.own_triton import own_triton

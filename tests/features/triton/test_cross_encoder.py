@@ -16,9 +16,6 @@ import pytest_asyncio
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD_LOGIT, OnnxCrossEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
-from gateway.adapters.triton.cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
-from gateway.adapters.triton.encoder import TritonEncoder
-from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, VERIFY_INTERVAL_S, MetadataCache
 from gateway.cache.model_factory import build_verifier
 from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, TwoStageVerifier, load_weights
 from gateway.cli.doctor.machine import inspect_models
@@ -26,6 +23,9 @@ from gateway.config import VerifierConfig
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelUnavailable, StartupError
 from gateway.features.embedding_model.triton_models import CROSS_ENCODER, EMBEDDER, config_of
+from gateway.features.triton.cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
+from gateway.features.triton.encoder import TritonEncoder
+from gateway.features.triton.served_model import COOLDOWN_S, FAILURES, VERIFY_INTERVAL_S, MetadataCache
 from gateway.ports import StoredCandidate
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.float_triton import FloatTriton, float_triton

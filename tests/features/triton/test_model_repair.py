@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.circuit_breaker import CircuitBreaker
-from gateway.upstream.model_health import (
+from gateway.features.triton.model_health import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
     RELAPSE_S,

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from enum import StrEnum
 
 from gateway.circuit_breaker import BreakerState
 from gateway.errors import BackendError, ModelControlDisabled
+from gateway.features.triton.models import TritonModels
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, HostedModels, ModelCondition
-from gateway.tasks import run_in
-from gateway.upstream.backend import UpstreamPool
+from gateway.ports import Clock, ModelCondition
 from gateway.upstream.upstream import Upstream
 
 # When to probe and when to reload a model. Pure: callers pass the time and the random number.
@@ -95,7 +93,7 @@ class ModelCare:
     def __init__(
         self,
         endpoint: Upstream,
-        hosted: HostedModels,
+        hosted: TritonModels,
         clock: Clock,
         telemetry: Telemetry,
         *,
@@ -181,27 +179,3 @@ class ModelCare:
 
     def _fields(self, name: str) -> dict[str, str]:
         return {"backend": self._endpoint.backend.name, "upstream": self._endpoint.upstream.address, "model": name}
-
-
-def start_model_care(
-    stack: AsyncExitStack,
-    pools: Iterable[UpstreamPool],
-    reloads: Callable[[str], bool],
-    clock: Clock,
-    telemetry: Telemetry,
-) -> None:
-    """Start a task for each upstream that hosts models; `stack` ends them.
-
-    `reloads` tells whether the models of a backend, given its name, are reloaded.
-    """
-    locks: Locks = {}
-    for pool, endpoint, hosted in _hosted_models(pools):
-        care = ModelCare(endpoint, hosted, clock, telemetry, reload=reloads(pool.name), locks=locks)
-        run_in(stack, care.run())
-
-
-def _hosted_models(pools: Iterable[UpstreamPool]) -> Iterator[tuple[UpstreamPool, Upstream, HostedModels]]:
-    for pool in pools:
-        for endpoint in pool.endpoints:
-            if endpoint.upstream.hosted is not None:
-                yield pool, endpoint, endpoint.upstream.hosted

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.circuit_breaker import BreakerState
+from gateway.features.triton.backend import TritonBackend
 from gateway.ports import ModelCondition
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
@@ -96,8 +97,8 @@ async def test_a_dead_model_is_left_out_at_once_and_clients_do_not_try_it(
         backends = {**main(controlled, "unary"), "other": {"adapter": "openai", "url": large.url}}
         async with gateway_of(config_of(tmp_path, backends), TWO_TIERS, clock=clock) as served:
             endpoint = served.gateway.parts.pools["main"].endpoints[0]
-            hosted = endpoint.upstream.hosted
-            assert hosted is not None
+            backend = endpoint.backend
+            assert isinstance(backend, TritonBackend)
             controlled.kill_stub("unary")
             assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
             assert endpoint.breaker.state(clock.monotonic()) is BreakerState.OPEN, "one call is enough"
@@ -109,7 +110,7 @@ async def test_a_dead_model_is_left_out_at_once_and_clients_do_not_try_it(
             async with aiohttp.ClientSession() as session, session.get(served.admin_url + "/admin/stats") as response:
                 shown = (await response.json())["backends"]["main"]["upstreams"][0]
                 assert (shown["models"], shown["state"]) == ({"unary": "dead"}, "open")
-            await hosted.reload("unary")  # an operator does
+            await backend.hosted.reload("unary")  # an operator does
             await until(lambda: condition(served) is ModelCondition.READY)
             assert (await served.chat("back")).headers["x-nearhit-backend"] == "main"
             assert reloads(served) == {}
@@ -121,12 +122,12 @@ async def test_an_unloaded_model_is_not_loaded_by_the_gateway_and_found_when_it_
     async with serving(Upstream("large")) as large:
         backends = {**main(controlled, "unary", reload="on"), "other": {"adapter": "openai", "url": large.url}}
         async with gateway_of(config_of(tmp_path, backends), TWO_TIERS) as served:
-            hosted = served.gateway.parts.pools["main"].endpoints[0].upstream.hosted
-            assert hosted is not None
+            backend = served.gateway.parts.pools["main"].endpoints[0].backend
+            assert isinstance(backend, TritonBackend)
             await controlled.unload("unary")
             assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
             assert condition(served) is ModelCondition.ABSENT
-            await hosted.reload("unary")
+            await backend.hosted.reload("unary")
             await until(lambda: condition(served) is ModelCondition.READY)
             assert reloads(served) == {}
             assert (await served.chat("back")).headers["x-nearhit-backend"] == "main"
@@ -152,10 +153,7 @@ async def test_of_two_backends_with_the_same_model_one_reloads_it(controlled: Ow
         controlled.kill_stub("unary")
         assert (await served.chat("one")).status == 502, "both were asked, one after the other"
         backends = served.gateway.parts.pools.values()
-        hosted = [endpoint.upstream.hosted for pool in backends for endpoint in pool.endpoints]
-        await until(
-            lambda: all(each is not None and each.conditions["unary"] is ModelCondition.READY for each in hosted),
-            timeout_s=60.0,
-        )
+        models = [endpoint.upstream.conditions for pool in backends for endpoint in pool.endpoints]
+        await until(lambda: all(each["unary"] is ModelCondition.READY for each in models), timeout_s=60.0)
         assert sum(served.gateway.parts.telemetry.model_reloads.values.values()) == 1
         assert (await served.chat("two")).status == 200

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.models import OPTIONS
+from gateway.adapters.triton_channel import OPTIONS
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.errors import ModelUnavailable, StartupError
 from gateway.files import replace_file

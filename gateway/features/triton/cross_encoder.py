@@ -15,8 +15,8 @@ from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD_LOGIT
 from gateway.adapters.onnx.model_files import ModelMissing
 from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.adapters.system.weight_files import WeightsCorrupt
-from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.errors import StartupError
+from gateway.features.triton.served_model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.ports import Clock
 
 FORM = InputSpec(

@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 import onnxruntime
 import orjson
 
-from gateway.adapters.onnx.tensors import TensorGraph
-from gateway.adapters.onnx.text_models import (
+from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
+from gateway.context import RequestContext
+from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
+from gateway.features.onnx_backend.settings import OnnxBackendConfig
+from gateway.features.onnx_backend.tensors import TensorGraph
+from gateway.features.onnx_backend.text_models import (
     ClassifierInput,
     OnnxTextClassifier,
     SentenceEmbedder,
     parse_classifier_input,
 )
-from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
-from gateway.config.backends import Timeouts
-from gateway.context import RequestContext
-from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
 from gateway.messages import Call, Event, EventStream, FullBody, Response, TextAnswer
 from gateway.ports import Clock
 from gateway.streams import BufferedStream
-from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
+from gateway.upstream.concurrency_limiter import ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import JSON, OCTETS, SSE
 
 T = TypeVar("T")
@@ -36,35 +36,19 @@ Model = OnnxTextClassifier | SentenceEmbedder | TensorGraph
 class OnnxBackend(LimitedBackend):
     """`OnnxBackend` runs `model` in a thread, which owns the model from now on.
 
-    `model_name` appears in model lists. Unsupported calls raise `UnsupportedByBackend`, so that the next backend of a
+    Unsupported calls raise `UnsupportedByBackend`, so that the next backend of a
     route is tried.
     """
 
     http = False
     speaks = "text"
 
-    def __init__(
-        self,
-        name: str,
-        model: Model,
-        *,
-        model_name: str,
-        max_concurrency: int,
-        timeouts: Timeouts,
-        clock: Clock,
-        adaptive: bool = True,
-        tenant_share: float = 0.5,
-    ) -> None:
-        self.name = name
+    def __init__(self, name: str, model: Model, section: OnnxBackendConfig, clock: Clock) -> None:
+        super().__init__(name, section, clock)
         self._model = model
-        self._model_name = model_name
-        self._timeouts = timeouts
+        self._model_name = section.model or section.path.name
+        self._timeouts = section.timeouts
         self._clock = clock
-        super().__init__(
-            ConcurrencyLimiter(
-                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
-            )
-        )
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix=f"onnx {name}", initializer=lower_priority, initargs=(BACKGROUND_NICENESS,)
         )

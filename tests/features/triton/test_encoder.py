@@ -11,12 +11,12 @@ import pytest
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, ModelMissing, default_model_dir
-from gateway.adapters.triton.encoder import PROBES, TritonEncoder, fingerprint_vectors
-from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, VERIFY_INTERVAL_S
 from gateway.cli.doctor.machine import inspect_models
 from gateway.cli.doctor.machine import model as verdict
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable, StartupError
+from gateway.features.triton.encoder import PROBES, TritonEncoder, fingerprint_vectors
+from gateway.features.triton.served_model import COOLDOWN_S, FAILURES, VERIFY_INTERVAL_S
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.embedding_triton import EmbeddingTriton, embedding_triton

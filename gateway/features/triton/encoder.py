@@ -16,8 +16,8 @@ import numpy as np
 
 from gateway.adapters.onnx.model_files import ModelMissing, reading_beside, sha256_of
 from gateway.adapters.onnx.tokenizer import TextTokenizer
-from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.errors import EmbedderUnavailable, ModelUnavailable, StartupError
+from gateway.features.triton.served_model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.messages import Embedding
 from gateway.ports import Clock
 
@@ -112,7 +112,7 @@ def fingerprint_vectors(vectors: Matrix) -> str:
     It is the same for two computations of one model, and differs between models.
 
     A float error of 1e-6 changes it only if two elements are that close. On 16 rows of all-MiniLM-L6-v2, noise as large
-    as that of int8 (cosine 0.993) changes some. tests/adapters/test_triton_encoder.py checks both.
+    as that of int8 (cosine 0.993) changes some. tests/features/triton/test_encoder.py checks both.
     """
     largest = np.abs(vectors).argmax(axis=1)
     return " ".join(f"{'-' if row[at] < 0 else '+'}{at}" for row, at in zip(vectors, largest, strict=True))

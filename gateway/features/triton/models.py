@@ -13,18 +13,10 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from gateway.config.backends import Tensors, Timeouts
+from gateway.config.backends import Timeouts
 from gateway.errors import BackendError, ModelControlDisabled
+from gateway.features.triton.settings import Tensors
 from gateway.ports import ModelCondition
-
-# Options of the gRPC channels to Triton.
-
-# gRPC's own backoff grows to 120 s, so calls to a recovered server would fail for as long without an attempt. The
-# breaker decides whether to call a failing server. An attempt at an address where nobody listens costs 0.1 ms.
-RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
-
-# The defaults of tritonclient if it gets no options.
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), *RECONNECT]
 
 PROBE_TEXT = "ping"  # the prompt of a health probe
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
-from gateway.tasks import run_in
-from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.upstream import ServerLoad, Upstream
 
 LOG = logging.getLogger("nearhit.models")
@@ -110,13 +107,3 @@ class MetricsReader:
             LOG.warning("the server's metrics are away: its queue is not in predictions", extra={"fields": fields})
         else:
             LOG.info("the server's metrics are read", extra={"fields": fields})
-
-
-def start_metrics_readers(stack: AsyncExitStack, pools: Iterable[UpstreamPool]) -> None:
-    """Start a task for each upstream with the URL of metrics; `stack` ends them."""
-    for pool in pools:
-        for endpoint in pool.endpoints:
-            upstream = endpoint.upstream
-            if upstream.metrics_url is not None and upstream.models is not None:
-                reader = MetricsReader(endpoint, upstream.metrics_url, upstream.models.upstream_names)
-                run_in(stack, reader.run())

@@ -1,1 +1,0 @@
-"""Models on a Triton Inference Server, over gRPC."""

@@ -1,0 +1,1 @@
+"""The backend `adapter: onnx`: a model in the process of the gateway."""

@@ -1,0 +1,51 @@
+"""The port of what builds the upstreams of backends: each adapter has its own, in the core or in a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from gateway.config import Config
+from gateway.config.backends import RemoteBackendSection
+from gateway.context import Backend
+from gateway.dialects.model_names import ModelNames
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.upstream.retry import Resends
+from gateway.upstream.upstream import UpstreamConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCore:
+    """The parts of the gateway that upstreams are built with."""
+
+    config: Config
+    environ: Mapping[str, str]
+    clock: Clock
+    telemetry: Telemetry
+
+
+class UpstreamBuilder(Protocol):
+    """Builds the upstreams of all backends of one adapter. It is made once, with the `BackendCore`."""
+
+    def __call__(self, name: str, section: Any, resends: Resends) -> Sequence[UpstreamConfig]:
+        """Return the upstreams of a backend, in a running event loop.
+
+        `section` is of the class that the adapter declares. `resends` permits a transport to send a call again. Raise
+        `StartupError` if the backend cannot be used.
+        """
+
+
+def batching(backend: Backend, section: RemoteBackendSection, clock: Clock, *, shared: bool) -> Backend:
+    """Return the backend, with batching if it is configured. `shared` as in `Batching`."""
+    if section.batch is None:
+        return backend
+    batched: Backend = import_module("gateway.upstream.batching").Batching(backend, section.batch, clock, shared=shared)
+    return batched
+
+
+def model_names(section: RemoteBackendSection) -> ModelNames:
+    """Return the mapping of model names that is configured for a backend."""
+    return ModelNames(section.model, tuple(section.models.items()))
