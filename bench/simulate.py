@@ -28,9 +28,9 @@ from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
 from gateway.features.simulation.simulation import recorded_side
 from gateway.features.simulation.worker_process import SimulationJob, build_job, run_job
+from gateway.steps.recording import Recording
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import read_traffic
-from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import Segments
 from tests.fixtures.gateways import Served, config_of, gateway_of
 
@@ -138,7 +138,7 @@ class Bench:
             config = config_of(self.home / name, backends, embedder={"adapter": self.embedder, "timeout": "10s"})
             served = await stack.enter_async_context(gateway_of(config, self.policy(rule)))
             recorder = served.gateway.parts.recorder
-            taken = {name: _timing(recorder, name) for name in ("facts", "over")}
+            taken = {name: _timing(recorder, name) for name in ("facts", "on_end")}
             await self._play(served)
             await served.gateway.parts.recorder.flush()
         traffic = read_traffic(str(config.data_dir / "traffic"), config.data_dir, 0.0)
@@ -167,7 +167,7 @@ class Bench:
         return run_job(build_job(config, present, new, where, time.time(), None)).as_json()["new"]
 
 
-def _timing(recorder: Recorder, method: str) -> list[float]:
+def _timing(recorder: Recording, method: str) -> list[float]:
     """Return a list that gets the seconds of each call of the method from now on."""
     real, times = getattr(recorder, method), list[float]()
 

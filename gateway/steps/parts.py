@@ -56,58 +56,12 @@ from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
 from gateway.steps.fleet import Fleet, fleet_of
-from gateway.steps.traffic_log.format import SegmentHeading
-from gateway.steps.traffic_log.recorder import Recorder
-from gateway.steps.traffic_log.segments import FOLDER
+from gateway.steps.recording import RecordedState, Recording
 from gateway.subjects import SubjectDigests, SubjectsOf, subject_key
 from gateway.tasks import Background, run_in
 from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
-
-
-class RecordedState:
-    """The state that recorded traffic depends on. The recorder is built before the spaces, which report labels to it;
-    so the sources are set later."""
-
-    def __init__(self) -> None:
-        self._sources: tuple[Spaces, TierLearning] | None = None
-
-    def set_sources(self, spaces: Spaces, escalations: TierLearning) -> None:
-        self._sources = spaces, escalations
-
-    def heading(self, headers: frozenset[str], started: float) -> SegmentHeading:
-        assert self._sources is not None  # nothing is recorded before the gateway serves
-        spaces, escalations = self._sources
-        space = spaces.serving
-        return SegmentHeading(
-            started=started,
-            embedder=space.embedder.fingerprint,
-            dimension=space.embedder.dimension,
-            verifier=space.verifier.basis,
-            floor=space.verifier.floor,
-            headers=tuple(sorted(headers)),
-            controls={route: control.snapshot(evidence=False) for route, control in space.controls.all()},
-            escalations={route: learning.snapshot() for route, learning in escalations.all()},
-            basis=space.complexity.basis,
-        )
-
-
-def recorder_of(
-    stack: AsyncExitStack, config: Config, recorded_state: RecordedState, clock: Clock, telemetry: Telemetry
-) -> Recorder:
-    """Build the recorder. `stack` closes it, once nothing is recorded any more."""
-    recorder = Recorder(
-        config.data_dir / FOLDER,
-        config.traffic,
-        lambda headers: recorded_state.heading(headers, clock.wall()),
-        clock,
-        telemetry,
-        partial(unowned_dirs, config.data_dir, config.server.workers),
-    )
-    stack.push_async_callback(recorder.close)
-    run_in(stack, recorder.run())
-    return recorder
 
 
 def label_archive_of(stack: AsyncExitStack, config: Config, clock: Clock) -> LabelArchive:
@@ -136,7 +90,7 @@ class PartsInputs:
     clock: Clock
     draw: Callable[[], float]
     fleet: Fleet
-    recorder: Recorder
+    recorder: Recording
     label_archive: LabelArchive
     erased: RecentErasures
 
@@ -283,7 +237,7 @@ class Parts:
     background: Background
     evictions: Evictor
     loop_monitor: EventLoopMonitor
-    recorder: Recorder
+    recorder: Recording
     label_archive: LabelArchive
     unread: UnreadMemory
     erased: RecentErasures
@@ -315,8 +269,8 @@ async def build_parts(
 ) -> Parts:
     """Build all parts, with the embedder of the model in use. `stack` closes them. Raise `StartupError`."""
     secret = erasure_secret(config, environ)
-    memory, recorded_state = FeedbackState(ServedHits(), Counterexamples(), Links()), RecordedState()
-    inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory, recorded_state)
+    memory = FeedbackState(ServedHits(), Counterexamples(), Links())
+    inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory)
     pools, prices, telemetry, fleet = inputs.pools, inputs.prices, inputs.telemetry, inputs.fleet
     spaces, former = await open_spaces(stack, inputs, embedder)
     background = Background()
@@ -325,7 +279,7 @@ async def build_parts(
     fleet.announce_embedder(stack, spaces, clock)
     quotas = _open_quotas(stack, stores, clock, telemetry)
     escalations, routing = _open_routing(stack, inputs, spaces)
-    recorded_state.set_sources(spaces, escalations)
+    inputs.recorder.state = RecordedState(spaces, escalations)
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
     audits = TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
@@ -377,7 +331,6 @@ def _build_inputs(
     draw: Callable[[], float],
     stores: Stores,
     memory: FeedbackState,
-    recorded_state: RecordedState,
 ) -> PartsInputs:
     telemetry = Telemetry()
     stores.redis.on_unreadable = telemetry.unreadable_records.add
@@ -400,7 +353,7 @@ def _build_inputs(
         clock=clock,
         draw=draw,
         fleet=fleet_of(stores, clock),
-        recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
+        recorder=Recording(config, clock, telemetry, stack),
         label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )

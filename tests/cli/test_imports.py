@@ -16,9 +16,11 @@ UNUSED = (
     "gateway.features.jobs",
     "gateway.features.keys",
     "gateway.features.oidc",
+    "gateway.features.recorder",
     "gateway.features.simulation",
     "gateway.features.tuning",
     "gateway.model_build",
+    "gateway.steps.traffic_log",
     "rich",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ async def test_what_is_beyond_the_buffer_is_dropped_and_counted(upstream: Upstre
         traffic = served.gateway.parts.telemetry.traffic.values
         await served.chat(FIRST)
         await until(lambda: traffic.get(("recorded",)) == 1)  # half of the bound: it is written at once
-        recorder = served.gateway.parts.recorder
+        recorder: Any = served.gateway.parts.recorder._log
         async with recorder._write_lock:  # a disk that takes its time
             for _ in range(5):
                 await served.chat(FIRST)
@@ -204,3 +205,26 @@ async def test_a_header_that_is_no_utf_8_ends_no_recording(upstream: Upstream, t
         assert row.request.headers == (("x-app", "caf\udce9"),)
         await served.chat(OTHER, headers={"x-app": "plain"})
         assert len((await flushed(served, tmp_path)).requests) == 2
+
+
+async def test_the_recorder_opens_with_the_first_policy_that_records(upstream: Upstream, tmp_path: Path) -> None:
+    settings = config(tmp_path, upstream)
+    async with gateway_of(settings, BOTH_CACHES) as served:
+        await served.chat(FIRST)
+        assert served.gateway.parts.recorder._log is None
+        served.gateway.apply(policy_from_text(records("on"), "p.yaml", settings))
+        await served.chat(OTHER)
+        rows = (await flushed(served, tmp_path)).requests
+    assert len(rows) == 1
+
+
+async def test_an_erasure_reaches_the_log_of_a_former_policy(upstream: Upstream, tmp_path: Path) -> None:
+    settings = config(tmp_path, upstream)
+    async with gateway_of(settings, records("{prompts: on}")) as served:
+        await served.chat(SECRET, user="alice")
+    async with gateway_of(settings, BOTH_CACHES) as served:
+        body = {"subject": "user:alice"}
+        async with served.session.post(f"{served.admin_url}/admin/cache/erase", json=body) as answer:
+            assert (await answer.json())["report"]["counts"]["traffic"] == 1
+    with pytest.raises(TrafficUnreadable, match="no request was recorded"):
+        read_traffic("last-1h", tmp_path / "traffic", served.gateway.parts.clock.wall())

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from gateway.cache.erasure import ErasureTarget, ErasureTraces
-from gateway.cache.stored_parts import TRAFFIC
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
+from gateway.files import unowned_dirs
 from gateway.messages import Provenance, TrafficFacts
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
+from gateway.steps.recording import RecordedState, RecorderCore
 from gateway.steps.traffic_log.format import RecordedLabel, RecordedRequest, Row, SegmentHeading
 from gateway.steps.traffic_log.recorded_request import (
     Digest,
@@ -28,6 +29,7 @@ from gateway.steps.traffic_log.recorded_request import (
     vector_of,
 )
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE, Segments, key_in
+from gateway.tasks import run_in
 
 LOG = logging.getLogger("nearhit.traffic")
 OUTCOMES = ("recorded", "dropped")
@@ -38,8 +40,6 @@ class Recorder:
     """Writes the traffic log. For use from one event loop. It creates no file or folder before a route records.
     `heading` returns the heading of a segment, given the names of the recorded headers. `unowned` returns the data
     directories that no process has any more."""
-
-    part = TRAFFIC
 
     def __init__(
         self,
@@ -220,3 +220,34 @@ def _is_of(target: ErasureTarget, row: Row, tenants: Digest | None) -> bool:
         return False
     same = target.tenant is None or (tenants is not None and row.request.tenant == tenants(target.tenant))
     return same and target.names(row.subjects)
+
+
+def open_recorder(core: RecorderCore) -> Recorder:
+    """Build the recorder, and write its batches until the stack closes."""
+    config, clock = core.config, core.clock
+    recorder = Recorder(
+        config.data_dir / FOLDER,
+        config.traffic,
+        lambda headers: _heading(core.state(), headers, clock.wall()),
+        clock,
+        core.telemetry,
+        partial(unowned_dirs, config.data_dir, config.server.workers),
+    )
+    core.stack.push_async_callback(recorder.close)
+    run_in(core.stack, recorder.run())
+    return recorder
+
+
+def _heading(state: RecordedState, headers: frozenset[str], started: float) -> SegmentHeading:
+    space = state.spaces.serving
+    return SegmentHeading(
+        started=started,
+        embedder=space.embedder.fingerprint,
+        dimension=space.embedder.dimension,
+        verifier=space.verifier.basis,
+        floor=space.verifier.floor,
+        headers=tuple(sorted(headers)),
+        controls={route: control.snapshot(evidence=False) for route, control in space.controls.all()},
+        escalations={route: learning.snapshot() for route, learning in state.escalations.all()},
+        basis=space.complexity.basis,
+    )

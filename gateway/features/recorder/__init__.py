@@ -1,0 +1,1 @@
+"""The recorder of routes with `record`. `gateway.steps.recording` opens it, and a simulation reads its files."""
