@@ -194,8 +194,8 @@ class PairBody(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainHandler:
-    """`ExplainHandler` serves `POST /admin/cache/explain`."""
+class ExplainPairAdmin:
+    """`ExplainPairAdmin` serves `POST /admin/cache/explain`."""
 
     core: AdminCore
 

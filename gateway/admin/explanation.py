@@ -367,8 +367,8 @@ class WrappedRequest(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainRequests:
-    """`ExplainRequests` serves `POST /admin/explain`."""
+class ExplainAdmin:
+    """`ExplainAdmin` serves `POST /admin/explain`."""
 
     core: AdminCore
 
