@@ -22,7 +22,7 @@ from gateway.cache.stored_parts import Part, StoredPart
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Policy, Route
-from gateway.config.validation import Problem
+from gateway.config.validation import Extension, Problem
 from gateway.context import Handler, RequestContext
 from gateway.messages import Call, Entry, Price
 from gateway.observability.telemetry import Telemetry
@@ -137,6 +137,13 @@ class Feature(ABC):
         """The annotated type of the values that a file may write: usually an optional `Section`, which is both the
         schema and the compiled form. A value of None turns the feature off."""
 
+    further: Sequence[Extension] = ()
+    """Its other keys, in the same section. Each is in `FEATURES`, too."""
+
+    def applies(self, route: Route) -> bool:
+        """Return whether its keys change anything on a route that has them."""
+        return True
+
     def problems(self, route: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the contradictions between the feature and the other keys of a route. `route` is as written."""
         return iter(())
@@ -178,17 +185,14 @@ class Feature(ABC):
 
 def all_features() -> Iterator[Feature]:
     """Yield the features of this wheel and of installed packages. It imports all of them."""
-    for key in FEATURES.names():
-        feature: Feature = FEATURES.load(key)
-        yield feature
+    yield from dict.fromkeys(map(FEATURES.load, FEATURES.names()))
 
 
 def features_of(route: Route) -> Iterator[Feature]:
     """Yield the features that a route uses, in the order of their steps."""
-    for key in FEATURES.names() if len(route.rules) > 1 else route.rules:
-        if key in route.rules:
-            feature: Feature = FEATURES.load(key)
-            yield feature
+    keys = FEATURES.names() if len(route.rules) > 1 else route.rules
+    used: dict[Feature, None] = dict.fromkeys(FEATURES.load(key) for key in keys if key in route.rules)
+    yield from (feature for feature in used if feature.applies(route))
 
 
 class Features:

@@ -48,6 +48,7 @@ class Extension(NamedTuple):
     after: str  # the key that it follows in lists of keys, or "" if it comes last
     summary: str  # the description of the key
     annotation: Any  # the type of its value, with its validators and forms
+    default: Any = None
 
     @property
     def form(self) -> TypeAdapter[Any]:
@@ -56,8 +57,8 @@ class Extension(NamedTuple):
 
     @property
     def field(self) -> FieldInfo:
-        """The key as a field of its section, None by default."""
-        return FieldInfo.from_annotated_attribute(self.annotation, None)
+        """The key as a field of its section."""
+        return FieldInfo.from_annotated_attribute(self.annotation, self.default)
 
 
 class Section(BaseModel):

@@ -24,11 +24,16 @@ FEATURES = Extensions(
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
         "cache.admit.trust": "gateway.features.trust.feature:TRUST",
+        "cache.admit.confirm": "gateway.features.trust.feature:TRUST",
+        "cache.admit.confirm_by": "gateway.features.trust.feature:TRUST",
         "cache.mcp": "gateway.features.mcp.feature:MCP_RESULTS",
     },
 )
 """The features of routes by their key, such as `cache.mcp` or `session`. Their steps in one place of the pipeline have
 this order. The features of other packages follow."""
+
+
+MAX_DEPTH = 2  # of the sections in which keys of features are
 
 
 class KeyedFeature(Protocol):
@@ -45,6 +50,10 @@ class KeyedFeature(Protocol):
     @property
     def summary(self) -> str:
         """The description of the key, for editors and the table of settings."""
+
+    @property
+    def further(self) -> Sequence[Extension]:
+        """Its other keys, in the same section."""
 
     @property
     def among_tiers(self) -> bool:
@@ -73,6 +82,7 @@ class BrokenFeature:
     reason: str
     after: str = ""
     summary: str = ""
+    further: Sequence[Extension] = ()
     among_tiers: bool = False
     backend_fields: Sequence[str] = ()
 
@@ -118,41 +128,46 @@ class FeatureSection(Section):
             if key.startswith(cls.prefix) and "." not in key.removeprefix(cls.prefix):
                 feature = feature_of(key)
                 assert feature is not None  # it is one of the names
-                yield _extension(feature, cls.prefix)
+                yield _extension(feature, key)
 
     @classmethod
     def further_key(cls, key: str) -> Extension | None:
         feature = None if "." in key else feature_of(cls.prefix + key)
-        return None if feature is None else _extension(feature, cls.prefix)
+        return None if feature is None else _extension(feature, cls.prefix + key)
 
     def extend(self, values: Mapping[str, Any]) -> None:
         self._rules = {self.prefix + key: rule for key, rule in values.items() if rule is not None}
 
 
-def _extension(feature: KeyedFeature, prefix: str) -> Extension:
-    return Extension(feature.key.removeprefix(prefix), feature.after, feature.summary, feature.form)
+def _extension(feature: KeyedFeature, key: str) -> Extension:
+    name = key.rpartition(".")[2]
+    if key == feature.key:
+        return Extension(name, feature.after, feature.summary, feature.form)
+    return next(each for each in feature.further if each.key == name)
 
 
 def feature_problems(route: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the contradictions of each feature that a route turns on. `route` is as written."""
-    for key in _keys_of(route):
-        feature = feature_of(key)
-        if feature is not None:
-            yield from feature.problems(route)
+    for feature in _features_on(route):
+        yield from feature.problems(route)
 
 
 def feature_warnings(route: Mapping[str, Any], adapters: Mapping[str, str]) -> Iterator[Problem]:
     """Yield the warnings of each feature that a route turns on. `route` is as written."""
-    for key in _keys_of(route):
-        feature = feature_of(key)
-        if feature is not None:
-            yield from feature.warnings(route, adapters)
+    for feature in _features_on(route):
+        yield from feature.warnings(route, adapters)
 
 
-def _keys_of(route: Mapping[str, Any]) -> Iterator[str]:
+def _features_on(route: Mapping[str, Any]) -> Iterator[KeyedFeature]:
+    """Yield the features whose keys a route turns on, each once."""
+    features = dict.fromkeys(map(feature_of, _keys_of(route)))
+    yield from (feature for feature in features if feature is not None)
+
+
+def _keys_of(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a route and of its sections that may be those of features which are on."""
-    for key, value in route.items():
+    for key, value in section.items():
         if value not in (None, False, "off"):
-            yield key
-        if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner, rule in value.items() if rule not in (None, False, "off"))
+            yield f"{prefix}{key}"
+        if isinstance(value, dict) and prefix.count(".") < MAX_DEPTH:
+            yield from _keys_of(value, f"{prefix}{key}.")

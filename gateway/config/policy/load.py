@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -29,7 +28,6 @@ from gateway.config.policy.model import (
 )
 from gateway.config.policy.schema import (
     NO_AUDIT,
-    CacheRule,
     MatchRule,
     PolicyFile,
     RouteRule,
@@ -71,18 +69,10 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
         expose_headers=rule.expose_headers,
-        rules={**rule.rules, **cache.rules, **_trust(cache), **rule.route.rules},
+        rules={**rule.rules, **cache.rules, **cache.admit.rules, **rule.route.rules},
         file=file,
         line=line,
     )
-
-
-def _trust(cache: CacheRule) -> dict[str, Any]:
-    """Return the rule of trust if an unconfirmed answer serves only a part of its scope."""
-    admission = cache.admit
-    caches = cache.exact or cache.semantic
-    narrower = admission.trust == "own" or (admission.trust == "tenant" and cache.share == "global")
-    return {"cache.admit.trust": admission} if caches and narrower else {}
 
 
 def _compile_target(rule: TargetRule) -> Target:

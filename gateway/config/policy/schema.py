@@ -154,8 +154,10 @@ def _written_tool_names(names: Sequence[str]) -> object:
     return list(names) if names not in ((), ("*",)) else "on" if names else "off"
 
 
-class AdmitRule(Section):
+class AdmitRule(FeatureSection):
     """Admission: the responses that are stored."""
+
+    prefix = "cache.admit."
 
     max_temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """The highest temperature of a request whose response is stored, in [0, 2]. A request without one counts as 1."""
@@ -181,19 +183,9 @@ class AdmitRule(Section):
     after: Annotated[int, Field(ge=1, le=100)] = 1
     """Store a response only after the same question went to a backend this often lately. 2 suits routes where most
     questions come once."""
-    trust: Annotated[Literal["own", "tenant", "global"], one_of("own", "tenant", "global")] | None = None
-    """The clients that an unconfirmed response serves: only its writer (`own`), the writer's `tenant`, or all of the
-    scope (`global`). Without it, all of the scope."""
-    confirm: Annotated[int, Field(ge=2, le=5)] | None = None
-    """How many independent clients must have got equal answers, the writer included, until a response serves its whole
-    scope. Without it, `trust` is for good."""
-    confirm_by: Annotated[Literal["key", "user"], one_of("key", "user")] = "key"
-    """Two clients are independent if they have another API `key`, or if they have another key or `user`."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("confirm_by") is not None and (given.get("confirm") is None or given.get("trust") != "own"):
-            yield Problem("confirm_by", "has no effect, expected it next to trust: own and confirm")
         low, high = given.get("min_tokens"), given.get("max_tokens")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
@@ -240,23 +232,6 @@ class CacheRule(FeatureSection):
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("replay_rate") is not None and given.get("replay", "full") == "full":
             yield Problem("replay_rate", "has no effect with replay: full, expected replay: paced")
-        admit, share = given.get("admit"), given.get("share", "tenant")
-        if isinstance(admit, dict):
-            yield from _trust_problems(admit.get("trust"), admit.get("confirm"), share)
-            if admit.get("confirm") is not None and not isinstance(given.get("semantic"), dict):
-                yield Problem("admit", "confirm compares answers to similar questions, expected cache.semantic")
-
-
-def _trust_problems(trust: object, confirm: object, share: object) -> Iterator[Problem]:
-    """Yield the faults of `admit.trust` and `admit.confirm` next to `share`."""
-    if trust == "global" and share != "global":
-        yield Problem("admit", f"trust: global is wider than share: {share}, expected trust: own or tenant")
-    elif confirm is not None and trust != "own" and not (trust == "tenant" and share == "global"):
-        yield Problem(
-            "admit",
-            "confirm has nothing to confirm, because an answer serves its whole scope at once, expected trust: own, "
-            "or trust: tenant next to share: global",
-        )
 
 
 TIER_THRESHOLDS = ("escalate_above", "large_share", "quality")  # by which the large model is chosen

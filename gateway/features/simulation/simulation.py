@@ -13,8 +13,8 @@ import numpy as np
 
 from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cache.threshold.ledger import BANDS, band_of
-from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Policy, Route
+from gateway.feature import features_of
 from gateway.features.simulation.dataset import TrafficDay, build_day
 from gateway.features.simulation.latency_model import LatencyModel
 from gateway.features.simulation.plans import RoutePlan, semantic_floor
@@ -184,8 +184,8 @@ def build_notes(
     """Yield the notes of a simulation. `replays` are the two finished replays."""
     routes = [*present.routes, *new.routes]
     yield from (note for note, applies in NOT_REPLAYED if any(map(applies, routes)))
-    used = dict.fromkeys(key for route in routes for key in route.rules)
-    yield from (answer.reason for key in used if (answer := FEATURES.load(key).simulate()) is not None)
+    used = dict.fromkeys(feature for route in routes for feature in features_of(route))
+    yield from (answer.reason for feature in used if (answer := feature.simulate()) is not None)
     yield from _policy_notes(day, present)
     yield from _name_notes(day, routes, setting)
     yield from _unknown_notes(replays)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from gateway.cache.keys import asker_digest, framed
-from gateway.config.policy.schema import AdmitRule
 from gateway.context import FeatureState, RequestContext
+from gateway.features.trust.rule import TrustRule
 from gateway.messages import Entry
 
 HALF = 32  # hex digits of each digest: 128 bits
@@ -86,7 +86,7 @@ class RouteAsker:
         return entry if tuple(found) == entry.askers else replace(entry, askers=tuple(found))
 
 
-def asker_of(rules: AdmitRule, tenant: str, key: str, user: str | None) -> RouteAsker:
+def asker_of(rules: TrustRule, tenant: str, key: str, user: str | None) -> RouteAsker:
     """Return the client as `rules.trust` tells clients apart. `key`: the id of its API key, empty if it has none.
 
     A name has digests only, with the length prefixes of the keys. `trust: tenant` knows tenants. Otherwise an

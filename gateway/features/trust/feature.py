@@ -1,17 +1,19 @@
-"""The declaration of the feature `cache.admit.trust`, whose keys are in the section `cache.admit` of the core."""
+"""The declaration of the feature `cache.admit.trust`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 from gateway.cache.explanation import ExplainedPair
 from gateway.config.policy.model import Route
+from gateway.config.validation import Problem
 from gateway.context import Handler, RequestContext
 from gateway.feature import Core, Feature, FeatureStep, HasEntry, Place, Runtime, Unsupported
 from gateway.features.trust.askers import asker_of
 from gateway.features.trust.confirmations import Confirmations, TrustMetrics
+from gateway.features.trust.rule import FURTHER, SUMMARY, TrustForm, TrustRule, trust_problems
 from gateway.messages import Call, Refusal, Response
 from gateway.steps.guard import leave_caches
 from gateway.steps.route_ports import RoutePorts
@@ -26,33 +28,40 @@ class TrustRuntime(Runtime):
         self._confirmations = confirmations
 
     def apply(self, request: RequestContext, call: Call, route: Route) -> Call:
-        """Give a request that may be looked up the exact key of its client."""
-        if request.fingerprint:
-            key = "" if request.permit is None else request.permit.id
-            request.asker = asker = asker_of(route.admission, request.tenant, key, call.user)
-            request.fingerprint = asker.own_key(request.fingerprint)
-        return call
+        return apply_trust(request, call, TrustRule.of(route))
 
     def ports(self, route: Route) -> RoutePorts:
-        return RoutePorts(on_stored=None if route.admission.confirm is None else self._confirmations.consider)
+        return RoutePorts(on_stored=None if TrustRule.of(route).confirm is None else self._confirmations.consider)
 
     def own_keys(self, route: Route, inner: Handler) -> Handler:
         """Return the step that gives each request the exact key of its client."""
+        rule = TrustRule.of(route)
 
         def apply(request: RequestContext) -> Response | Awaitable[Response]:
             if request.call is not None:
-                self.apply(request, request.call, route)
+                apply_trust(request, request.call, rule)
             return inner(request)
 
         return apply
+
+
+def apply_trust(request: RequestContext, call: Call, rule: TrustRule) -> Call:
+    """Give a request that may be looked up the exact key of its client."""
+    if request.fingerprint:
+        key = "" if request.permit is None else request.permit.id
+        request.asker = asker = asker_of(rule, request.tenant, key, call.user)
+        request.fingerprint = asker.own_key(request.fingerprint)
+    return call
 
 
 class Trust(Feature):
     """Answers that serve a part of their scope until independent clients have confirmed them."""
 
     key = "cache.admit.trust"
-    summary = "The clients that an unconfirmed response serves."
-    form = Literal["own", "tenant", "global"] | None
+    after = "after"
+    summary = SUMMARY
+    form = TrustForm
+    further = FURTHER
     metrics = TrustMetrics
     steps = (
         FeatureStep(
@@ -60,6 +69,12 @@ class Trust(Feature):
         ),
     )
     stores = Unsupported("the digests of clients are a part of each entry")
+
+    def applies(self, route: Route) -> bool:
+        return TrustRule.of(route).withholds(route)
+
+    def problems(self, route: Mapping[str, Any]) -> Iterator[Problem]:
+        return trust_problems(route)
 
     def open(self, core: Core) -> TrustRuntime:
         confirmations = Confirmations(core.telemetry)
@@ -71,9 +86,10 @@ class Trust(Feature):
 
     async def explain_pair(self, pair: ExplainedPair, route: Route, has_entry: HasEntry) -> ExplainedPair:
         """Return the explanation for a client that has not asked before. Other refusals come first."""
-        if not pair.served or await has_entry(asker_of(route.admission, "", "", None).may_have):
+        rule = TrustRule.of(route)
+        if not pair.served or await has_entry(asker_of(rule, "", "", None).may_have):
             return pair
-        confirm = route.admission.confirm
+        confirm = rule.confirm
         until = "permanently" if confirm is None else f"until the answers of {confirm} independent clients agree"
         why = f"unconfirmed: not confirmed yet, so only its writer has the answer, {until}; otherwise {pair.why}"
         return replace(pair, served=False, reason=Refusal.UNCONFIRMED, why=why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from aiohttp import web
 from gateway.cache.threshold.answer_shares import AnswerText
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.schema import AdmitRule
 from gateway.features.trust.askers import asker_of
+from gateway.features.trust.rule import TrustRule
 from gateway.messages import Admission, Refusal
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
@@ -302,13 +303,13 @@ async def test_the_feedback_of_a_read_only_key_does_not_count(upstream: Upstream
 # The rules
 
 
-def names(*keys: str, rules: AdmitRule | None = None) -> Iterator[str]:
+def names(*keys: str, rules: TrustRule | None = None) -> Iterator[str]:
     for key in keys:
-        yield asker_of(rules or AdmitRule(trust="own", confirm=3), "acme", key, None).name
+        yield asker_of(rules or TrustRule(trust="own", confirm=3), "acme", key, None).name
 
 
 def test_only_independent_names_count() -> None:
-    rules = AdmitRule(trust="own", confirm=3)
+    rules = TrustRule(trust="own", confirm=3)
     asker = asker_of(rules, "acme", "a", None)
     entry = entry_of(askers=(asker.name,))
     again = asker_of(rules, "acme", "a", "another user").name
@@ -317,8 +318,8 @@ def test_only_independent_names_count() -> None:
 
 
 def test_names_of_another_trust_do_not_count() -> None:
-    own = AdmitRule(trust="own", confirm=2)
-    by_user = own.model_copy(update={"confirm_by": "user"})
+    own = TrustRule(trust="own", confirm=2)
+    by_user = replace(own, confirm_by="user")
     entry = entry_of(askers=tuple(asker_of(by_user, "acme", "a", user).name for user in ("x", "y")))
     assert asker_of(by_user, "acme", "a", "z").may_have(entry)
     assert not asker_of(own, "acme", "b", None).may_have(entry)
@@ -328,13 +329,13 @@ def test_names_of_another_trust_do_not_count() -> None:
 
 
 def test_an_operators_import_serves_everybody() -> None:
-    asker = asker_of(AdmitRule(trust="own"), "acme", "a", None)
+    asker = asker_of(TrustRule(trust="own"), "acme", "a", None)
     assert asker.may_have(entry_of(imported=1.0))
     assert not asker.may_have(entry_of())
 
 
 def test_parts_of_a_name_cannot_be_shifted() -> None:
-    rules = AdmitRule(trust="own", confirm=2)
+    rules = TrustRule(trust="own", confirm=2)
     assert asker_of(rules, "a", "bc", None) != asker_of(rules, "ab", "c", None)
     assert asker_of(rules, "a", "b", "c") != asker_of(rules, "a", "bc", None)
 
