@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from gateway.limits import Demand, Return, TakeResult
 from gateway.messages import (
-    Affinity,
     EmbeddedVector,
     Embedding,
     Entry,
@@ -674,16 +673,6 @@ class TimelineStore(Protocol):
 
 
 # The store of limit counts, for all gateways that share it.
-class AffinityStore(Protocol):
-    """The makers of resources, by a digest of the resource's id and its tenant: a bounded number, for 30 days."""
-
-    async def find(self, keys: Sequence[bytes]) -> list[Affinity | None]:
-        """Return the maker of each. Raise `StoreUnavailable`."""
-
-    async def add(self, affinities: Mapping[bytes, Affinity]) -> None:
-        """Raise `StoreUnavailable`."""
-
-
 class QuotaStore(Protocol):
     """The port to the limit counts. It uses its own clock. Every method raises `StoreUnavailable`. Counts expire."""
 

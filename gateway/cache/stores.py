@@ -18,7 +18,6 @@ from gateway.adapters.redis.former_entries import adopt_former
 from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.quotas import RedisQuotas
 from gateway.adapters.redis.records import PLAIN
-from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
 from gateway.cache.embedding_spaces import Spaces
@@ -54,7 +53,6 @@ class Stores:
     removals: RedisPurges
     keys: RedisApiKeys
     quotas: RedisQuotas
-    affinity: RedisAffinity
     server: ValkeySupervisor | None
     shared: SharedStore | None  # None if no other gateway is on this store
 
@@ -124,7 +122,6 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         removals=RedisPurges(redis),
         keys=RedisApiKeys(redis),
         quotas=quotas,
-        affinity=RedisAffinity(redis, timeout_s=config.store.timeout),
         server=server,
         shared=None if replicas is None else replicas.open_shared(redis, client, journal, config.store.timeout),
     )

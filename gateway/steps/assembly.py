@@ -34,7 +34,6 @@ from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.rate_limit import CountRequests, RateLimit
-from gateway.steps.resource_affinity import ResourceStep
 from gateway.steps.route_ports import RoutePorts
 from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
@@ -201,7 +200,7 @@ class RouteSteps:
         members = dict.fromkeys(untuned(name) for name in self.route.target.members)
         others = [parts.pools[name] for name in members]
         shared = self.route.caches and self.route.share == "global"
-        return ResourceStep(inner, parts.affinity, parts.pools, others, shared=shared).__call__
+        return parts.resources().step(inner, parts.pools, others, shared=shared)
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts

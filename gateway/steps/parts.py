@@ -51,12 +51,12 @@ from gateway.ports import Clock, LearningEmbedder
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.rate_limiter import RateLimiter
-from gateway.routing.resource_affinity import ResourceAffinity
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
 from gateway.steps.fleet import Fleet, fleet_of
 from gateway.steps.recording import RecordedState, Recording
+from gateway.steps.resources import Resources, resources_opener
 from gateway.subjects import SubjectDigests, SubjectsOf, subject_key
 from gateway.tasks import Background, run_in
 from gateway.unread_memory import UnreadMemory
@@ -225,7 +225,7 @@ class Parts:
     prices: Mapping[str, Price]
     unstorable: HitForMiss
     quotas: RateLimiter
-    affinity: ResourceAffinity
+    resources: Callable[[], Resources]  # opens the makers of resources
     clock: Clock
     telemetry: Telemetry
     max_entry: int
@@ -301,7 +301,7 @@ async def build_parts(
         prices=prices,
         unstorable=HitForMiss(clock),
         quotas=quotas,
-        affinity=_open_affinity(stack, stores),
+        resources=resources_opener(stack, stores.redis, config.store.timeout),
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
@@ -357,12 +357,6 @@ def _build_inputs(
         label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )
-
-
-def _open_affinity(stack: AsyncExitStack, stores: Stores) -> ResourceAffinity:
-    affinity = ResourceAffinity(stores.affinity)
-    stack.push_async_callback(affinity.close)
-    return affinity
 
 
 def _open_quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> RateLimiter:

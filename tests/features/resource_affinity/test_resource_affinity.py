@@ -18,10 +18,11 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway.adapters.redis.resource_affinity import RedisAffinity
 from gateway.errors import StoreUnavailable
+from gateway.features.resource_affinity.affinity import ResourceAffinity, affinity_key
+from gateway.features.resource_affinity.redis import RedisAffinity
+from gateway.features.resource_affinity.step import SharedResources
 from gateway.messages import Affinity
-from gateway.routing.resource_affinity import ResourceAffinity, affinity_key
 from tests.fixtures.gateways import NO_CACHE, PATIENT_S, Answer, Served, config_of, gateway_of, store_pid
 from tests.fixtures.responses import response_to, text_item
 from tests.fixtures.stores import OutsideServer
@@ -56,6 +57,12 @@ routes:
     route: {backend: large}
 """
 MISSING = {"error": {"message": "not found", "type": "invalid_request_error", "code": None, "param": None}}
+
+
+def makers_of(served: Served) -> ResourceAffinity:
+    resources = served.gateway.parts.resources()
+    assert isinstance(resources, SharedResources)
+    return resources.affinity
 
 
 class Maker:
@@ -498,7 +505,7 @@ async def test_another_gateway_and_a_restarted_one_know_the_maker(
     async with before(tmp_path / "a", makers, store=store) as first:
         async with before(tmp_path / "b", makers, store=store) as second:
             made = await first.respond(EASY)
-            await until(lambda: first.served.gateway.parts.affinity._writer is None)
+            await until(lambda: makers_of(first.served)._writer is None)
             assert (await second.send("GET", f"/v1/responses/{made}")).json["by"] == "light"
             assert (await second.respond(HARD, previous_response_id=made)).startswith("resp_light")
         async with before(tmp_path / "c", makers, store=store) as third:
@@ -534,7 +541,7 @@ async def test_a_store_that_does_not_answer_delays_no_request_for_long(
             assert (await tiers.send("GET", "/v1/responses/resp_nobody_1")).status == 200
         finally:
             os.kill(pid, signal.SIGCONT)
-        await until(lambda: tiers.served.gateway.parts.affinity._writer is None)
+        await until(lambda: makers_of(tiers.served)._writer is None)
 
 
 async def test_a_compressed_body_names_resources_too(tiers: Tiers) -> None:
@@ -596,7 +603,7 @@ async def test_the_official_client_finds_what_it_made(tiers: Tiers) -> None:
 
 
 async def test_a_request_without_ids_costs_no_look_up(tiers: Tiers) -> None:
-    affinity = tiers.served.gateway.parts.affinity
+    affinity = makers_of(tiers.served)
     for question in (EASY, HARD):
         await tiers.served.chat(question)
     await tiers.send("GET", "/v1/files")

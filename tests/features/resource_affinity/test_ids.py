@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.routing.resource_ids import MAX_COMMAS, MAX_JSON_BYTES, MAX_NODES, ids_in_json, reported_ids
+from gateway.features.resource_affinity.ids import MAX_COMMAS, MAX_JSON_BYTES, MAX_NODES, ids_in_json, reported_ids
 
 ID = {"file_id": "file-1"}
 

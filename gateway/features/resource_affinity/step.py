@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from gateway.adapters.redis.store import RedisStore
 from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.known import answers_client, client_of
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, GatewayError
-from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response, media_type
-from gateway.routing.resource_affinity import SHARED, ResourceAffinity
-from gateway.routing.resource_ids import (
+from gateway.features.resource_affinity.affinity import SHARED, ResourceAffinity
+from gateway.features.resource_affinity.ids import (
     CONVERSATIONS,
     MAKERS,
     MAX_JSON_BYTES,
@@ -25,6 +25,8 @@ from gateway.routing.resource_ids import (
     ids_in_query,
     reported_ids,
 )
+from gateway.features.resource_affinity.redis import RedisAffinity
+from gateway.messages import Affinity, ByteStream, Event, EventStream, FullBody, Response, media_type
 from gateway.streams import StreamObserver, close_body, with_observer
 from gateway.upstream.backend import UpstreamPool
 
@@ -216,3 +218,23 @@ def _is_events(response: Response) -> bool:
 
 def _is_json(content_type: str) -> bool:
     return media_type(content_type) in ("application/json", "")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResources:
+    """The makers of resources, which all routes share."""
+
+    affinity: ResourceAffinity
+
+    def step(
+        self, inner: Handler, pools: Mapping[str, UpstreamPool], others: Sequence[UpstreamPool], *, shared: bool
+    ) -> Handler:
+        return ResourceStep(inner, self.affinity, pools, others, shared=shared).__call__
+
+    async def close(self) -> None:
+        await self.affinity.close()
+
+
+def open_resources(store: RedisStore, timeout_s: float) -> SharedResources:
+    """Open the makers of resources. `timeout_s` bounds each call of the store."""
+    return SharedResources(ResourceAffinity(RedisAffinity(store, timeout_s=timeout_s)))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import StoreUnavailable
 from gateway.messages import Affinity
-from gateway.ports import AffinityStore
 
 LOG = logging.getLogger("nearhit.affinity")
 
@@ -23,6 +23,16 @@ SHARED = ""  # in place of the tenant: all tenants may get the answer with this 
 MAX_IDS = 20_000  # in memory, 200 bytes each; the store keeps more
 MAX_UNWRITTEN = 10_000  # while the store is slow or away
 MAX_BATCH = 500  # ids of one write
+
+
+class AffinityStore(Protocol):
+    """The makers of resources, by a digest of the resource's id and its tenant: a bounded number, for 30 days."""
+
+    async def find(self, keys: Sequence[bytes]) -> list[Affinity | None]:
+        """Return the maker of each. Raise `StoreUnavailable`."""
+
+    async def add(self, affinities: Mapping[bytes, Affinity]) -> None:
+        """Raise `StoreUnavailable`."""
 
 
 class ResourceAffinity:
