@@ -54,7 +54,7 @@ test-feature: $(STAMP)  ## run the tests of one feature (F=mcp; seconds)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q tests/features/$(F)
 
 # Everything but the features, the pages, the deployments, the clients and what measures or trains.
-core := tests --ignore=tests/features --ignore=tests/docs --ignore=tests/deploy --ignore=tests/clients --ignore=tests/tools \
+core := tests --ignore=tests/features --ignore=tests/docs --ignore=tests/deploy --ignore=tests/clients \
   --ignore=tests/training --ignore=tests/quality --ignore=tests/security $(patsubst %,--ignore=%,$(wildcard tests/test_bench*.py) tests/test_gauntlet.py)
 test-core: triton  ## run the tests of the core: all but features, docs, deploy, tools and benches
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(core)
