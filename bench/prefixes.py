@@ -23,13 +23,13 @@ from multidict import CIMultiDict
 from gateway.config import OpenAIBackendConfig, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.openai.dialect import OpenAI
+from gateway.features.prefixes.prefixes import PrefixTable, pick_warm, prefix_blocks
 from gateway.messages import FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.streams import BufferedBody
 from gateway.upstream.backend import BackendRules, UpstreamPool
 from gateway.upstream.concurrency_limiter import LimitedBackend
 from gateway.upstream.load_balancer import LoadCandidate
-from gateway.upstream.prefix_affinity import PrefixTable, pick_warm, prefix_blocks
 from gateway.upstream.upstream import Upstream, UpstreamConfig
 
 CHAT = "/v1/chat/completions"

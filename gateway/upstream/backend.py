@@ -25,7 +25,6 @@ from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
 from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, pick, sticky_key
 from gateway.upstream.outlier_detection import RETURN_SUSPICION, is_outlier, may_eject
-from gateway.upstream.prefix_affinity import PrefixTable, pick_warm, prefix_blocks
 from gateway.upstream.refusals import REFUSED_S, TOO_MANY, Refusal, Refused, names_caller, refused
 from gateway.upstream.retry import (
     Outcome,
@@ -41,6 +40,7 @@ from gateway.upstream.retry import (
     unwrap_outcome,
 )
 from gateway.upstream.upstream import Upstream, in_service
+from gateway.upstream.warm_upstreams import open_prefixes
 
 LOG = logging.getLogger("nearhit.upstreams")
 
@@ -109,7 +109,7 @@ class UpstreamPool:
             endpoint.is_compared, endpoint.counts_input = self.single is None, rules.counts_cached
             endpoint.on_doubt = partial(self._doubt, endpoint)
         self._calls = 0
-        self._prefixes = PrefixTable() if rules.sticky == "prefix" and self.single is None else None
+        self._prefixes = open_prefixes() if rules.sticky == "prefix" and self.single is None else None
         hedge = rules.hedge if len(self.endpoints) > 1 else None
         self._hedging = None if hedge is None else Hedging(hedge, self.endpoints, clock, telemetry)
 
@@ -381,17 +381,15 @@ class UpstreamPool:
     ) -> Upstream:
         """Choose one of `endpoints`. `remember`: later prompts with the same prefix prefer it."""
         call, prefixes = request.call, self._prefixes
-        blocks = [] if call is None or prefixes is None else prefix_blocks(call, request.tenant)
-        if not blocks or prefixes is None:
-            return endpoints[0] if len(endpoints) == 1 else self._pick_by_load(request, endpoints, now)
-        candidates = [
-            LoadCandidate(endpoint.upstream.address, endpoint.load, endpoint.upstream.weight) for endpoint in endpoints
-        ]
-        index, outcome = pick_warm(blocks, prefixes.names(blocks), candidates, request.preferred_upstream)
-        if remember:
-            prefixes.record(blocks, candidates[index].name)
-            self._telemetry.prefix_picks.add(self.name, outcome)
-        return endpoints[index]
+        if call is not None and prefixes is not None:
+            candidates = [LoadCandidate(each.upstream.address, each.load, each.upstream.weight) for each in endpoints]
+            warm = prefixes.pick(call, request.tenant, candidates, request.preferred_upstream, remember=remember)
+            if warm is not None:
+                index, outcome = warm
+                if remember:
+                    self._telemetry.prefix_picks.add(self.name, outcome)
+                return endpoints[index]
+        return endpoints[0] if len(endpoints) == 1 else self._pick_by_load(request, endpoints, now)
 
     def _pick_by_load(self, request: RequestContext, endpoints: Sequence[Upstream], now: float) -> Upstream:
         paces = [endpoint.pace_of(request.call) for endpoint in endpoints]

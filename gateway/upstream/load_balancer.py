@@ -7,7 +7,7 @@
   weights: Schindelhauer and Schomaker 2005). An upstream that has more than its share of the calls is skipped
   (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018).
 - *Preferred*: an upstream that has something which the call needs is taken until its load is twice the least.
-  `prefix_affinity` finds the one with the KV cache of the prompt.
+  `warm_upstreams` finds the one with the KV cache of the prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
 
     `user`: the tenant and the end user that the body names. `conversation`: also the model, the system prompt and the
     messages up to the first user message, which every later request of the conversation repeats. `prefix` has no key:
-    see `prefix_affinity`.
+    see `warm_upstreams`.
     """
     if sticky in ("off", "prefix") or call.embeds:
         return None

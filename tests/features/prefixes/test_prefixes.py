@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.anthropic.dialect import Anthropic
 from gateway.dialects.openai.dialect import OpenAI
-from gateway.upstream.load_balancer import LoadCandidate, first_within_bound, pick
-from gateway.upstream.prefix_affinity import (
+from gateway.features.prefixes.prefixes import (
     BLOCK_BYTES,
     BLOCK_ENDS,
     MAX_PROMPT_BYTES,
@@ -21,6 +20,7 @@ from gateway.upstream.prefix_affinity import (
     pick_warm,
     prefix_blocks,
 )
+from gateway.upstream.load_balancer import LoadCandidate, first_within_bound, pick
 
 SYSTEM = {"role": "system", "content": "rules " * 200}
 

@@ -122,3 +122,21 @@ def pick_warm(
     home = first_within_bound(order, candidates)
     assert home is not None  # the least loaded candidate is within the bound
     return home, "moved" if names else "cold"
+
+
+class Prefixes:
+    """The prefixes that the upstreams of one backend saw."""
+
+    def __init__(self) -> None:
+        self._table = PrefixTable()
+
+    def pick(
+        self, call: Call, tenant: str, candidates: Sequence[LoadCandidate], preferred: str | None, *, remember: bool
+    ) -> tuple[int, PrefixOutcome] | None:
+        blocks = prefix_blocks(call, tenant)
+        if not blocks:
+            return None
+        index, outcome = pick_warm(blocks, self._table.names(blocks), candidates, preferred)
+        if remember:
+            self._table.record(blocks, candidates[index].name)
+        return index, outcome
