@@ -75,7 +75,7 @@ manifests: deploy-tools  ## render the manifests in deploy/kubernetes from the H
 
 milvus: $(STAMP)  ## install the extra for Milvus with Milvus Lite (275 MB), and run its tests
 	@$(BIN)/pip install -q --disable-pip-version-check -r tests/requirements-milvus.txt
-	@$(BIN)/python -m pytest -q tests/contracts/test_vector_index.py tests/adapters/test_milvus_index.py
+	@$(BIN)/python -m pytest -q tests/contracts/test_vector_index.py tests/features/milvus
 
 # The clients in JavaScript run on Node.js from a wheel, so that nothing but pip is needed.
 CLIENTS_ENV := .venv-clients

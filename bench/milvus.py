@@ -20,9 +20,9 @@ import numpy as np
 
 from bench.questions import DIMENSION, Matrix, Questions
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.milvus.index import BATCH, MilvusIndex
 from gateway.adapters.system.clock import SystemClock
 from gateway.errors import IndexUnavailable
+from gateway.features.milvus.index import BATCH, MilvusIndex
 from gateway.ports import StoredVector, VectorIndex
 
 SCOPE = "s" * 64

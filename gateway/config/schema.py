@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.auth import AuditTrailConfig, AuthConfig
 from gateway.config.backends import BackendConfig
@@ -45,6 +45,7 @@ from gateway.config.units import (
     parse_address,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.extensions import Extensions
 from gateway.messages import Verdict
 
 # Of a stream, by default. Four images of 6 MB in base64 fit in it.
@@ -376,10 +377,29 @@ class EmbedderConfig(EmbeddingModel):
         )
 
 
+INDEXES = Extensions(
+    "nearhit.indexes",
+    {
+        "faiss": "gateway.cache.index_factory:open_faiss",
+        "milvus": "gateway.features.milvus.opening:open_milvus",
+    },
+)
+"""The `IndexOpener` of each adapter (`gateway.cache.index_factory`). Those of other packages follow."""
+
+
+def _known_index(value: object) -> object:
+    if isinstance(value, str) and (value in INDEXES.own or value in INDEXES.names()):
+        return value
+    check: Any = one_of(*INDEXES.names()).func
+    return check(value)
+
+
 class IndexConfig(Section):
     """The vector index, which finds the nearest stored questions."""
 
-    adapter: Annotated[Literal["faiss", "milvus"], one_of("faiss", "milvus")] = "faiss"
+    adapter: Annotated[
+        str, BeforeValidator(_known_index), WithJsonSchema({"enum": list(INDEXES.own), "type": "string"})
+    ] = "faiss"
     """`faiss`: in process. `milvus`: one index outside, for all gateways on the store (an extra: `pip install
     'nearhit[milvus]'`)."""
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
@@ -405,6 +425,7 @@ class IndexConfig(Section):
                 yield Problem(None, "'url' is required, e.g. url: http://127.0.0.1:19530")
             if given.get("device", "cpu") != "cpu":
                 yield Problem("device", "works with adapter: faiss only, expected that adapter or no device")
+        if given.get("adapter", "faiss") != "faiss" and given["adapter"] in INDEXES.names():
             return
         for key in ("url", "token_env"):
             if given.get(key) is not None:

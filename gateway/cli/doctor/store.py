@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from redis.asyncio.sentinel import MasterNotFoundError
@@ -20,7 +21,7 @@ from gateway.adapters.redis.client import StoreAccess, connect
 from gateway.adapters.redis.cluster import primary_clients
 from gateway.adapters.redis.embedded_valkey import server_program, socket_path
 from gateway.adapters.system.child_process import ChildFailed
-from gateway.cache.index_factory import build_device, milvus_version
+from gateway.cache.index_factory import build_device
 from gateway.cache.stores import access_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
@@ -270,8 +271,9 @@ async def index(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
         return []
     if milvus_lite_path(url) and gateway_runs:
         return [ok("index", f"the running gateway has {url} open; only one process may, so it is not checked")]
+    milvus = import_module("gateway.features.milvus.opening")
     try:
-        version = await asyncio.to_thread(milvus_version, config, environ, TIMEOUT_S)
+        version = await asyncio.to_thread(milvus.milvus_version, config, environ, TIMEOUT_S)
     except StartupError as error:
         return [fault("index", str(error), "follow that message, or use index.adapter: faiss")]
     except IndexUnavailable as error:

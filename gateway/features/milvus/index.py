@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from pymilvus import DataType, MilvusClient
 
-from gateway.adapters.milvus.server import MilvusServer
 from gateway.bounded_cache import BoundedCache
 from gateway.circuit_breaker import BreakerState
 from gateway.errors import IndexUnavailable
+from gateway.features.milvus.server import MilvusServer
 from gateway.messages import Neighbour, Vector
 from gateway.ports import Clock, StoredVector
 from gateway.tasks import Background

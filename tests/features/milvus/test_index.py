@@ -128,7 +128,7 @@ async def test_without_the_extra_the_gateway_says_which(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    for loaded in ("gateway.adapters.milvus.index", "gateway.adapters.milvus.server"):
+    for loaded in ("gateway.features.milvus.index", "gateway.features.milvus.server"):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     with pytest.raises(StartupError, match=r"pip install 'nearhit\[milvus\]'"):
         async with gateway_of(config(tmp_path, upstream, "http://127.0.0.1:19530"), LOOSE):

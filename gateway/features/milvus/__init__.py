@@ -1,0 +1,1 @@
+"""The index in Milvus, outside of the process: `index: {adapter: milvus}`."""
