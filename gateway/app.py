@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway import bootstrap
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.backends import LimitsHandler, shown
+from gateway.admin.backends import shown
 from gateway.admin.learning import QualityHandler, RoutingHandler
 from gateway.admin.on_demand import AdminCore, OnDemand
 from gateway.admin.policy import build_policy_admin
@@ -163,7 +163,6 @@ class Gateway:
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
-                *LimitsHandler(parts.quotas).routes(),
                 *self.routing.routes(),
                 *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
                 *OnDemand(core).routes(jobs=config.jobs.enabled),

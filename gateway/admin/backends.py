@@ -1,18 +1,14 @@
-"""`GET /admin/backends` and `GET /admin/limits`: the state of backends, upstreams and limits."""
+"""`GET /admin/backends`: the state of backends and upstreams."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Annotated
 
-from aiohttp import web
 from pydantic import Field
 
-from gateway.admin.operations import TypedDict, operation
-from gateway.admin.responses import json_response
-from gateway.routing.rate_limiter import MAX_SEEN, LimitUsage, RateLimiter
+from gateway.admin.operations import TypedDict
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
 from gateway.upstream.refusals import Refusal
@@ -125,42 +121,3 @@ def _refusal_report(refusal: Refusal | None, now: float) -> RefusalReport | None
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None or math.isinf(seconds) else round(1e3 * seconds, 3)
-
-
-# GET /admin/limits.
-DEFAULT_LIMIT = 50
-
-
-class LimitsQuery(TypedDict, total=False):
-    top: Annotated[int, Field(ge=1, le=MAX_SEEN, default=DEFAULT_LIMIT)]
-    """The most limits to return."""
-
-
-class LimitsReport(TypedDict):
-    gateways: int
-    """The gateways that share the limits."""
-    waiting: int
-    """Corrections of the counts that are not yet in the store."""
-    limits: list[LimitUsage]
-
-
-class LimitsHandler:
-    """`LimitsHandler` serves `GET /admin/limits`."""
-
-    def __init__(self, quotas: RateLimiter) -> None:
-        self._quotas = quotas
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        return [web.get("/admin/limits", self._get)]
-
-    @operation(LimitsReport, query=LimitsQuery)
-    async def _get(self, request: web.Request) -> web.StreamResponse:
-        """List the limits, those with the most refusals first.
-
-        Each has the amount that was left at the last request that this gateway saw.
-        """
-        top = request.query.get("top", str(DEFAULT_LIMIT))
-        if not top.isascii() or not top.isdigit() or not 1 <= int(top[:9]) <= MAX_SEEN:
-            return json_response({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)
-        usage = [asdict(one) for one in self._quotas.usage(int(top[:9]))]
-        return json_response({"gateways": self._quotas.gateways, "waiting": self._quotas.waiting, "limits": usage})

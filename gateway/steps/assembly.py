@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
@@ -33,7 +35,6 @@ from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
-from gateway.steps.rate_limit import CountRequests, RateLimit
 from gateway.steps.route_ports import RoutePorts
 from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
@@ -43,6 +44,9 @@ from gateway.steps.split_inputs import SplitInputs
 from gateway.steps.store_response import CacheWriter, StoreResponse
 from gateway.steps.token_counts import TokenCounts
 from gateway.upstream.backend import UpstreamPool
+
+# Its steps are imported when a policy comes into force of which a route is limited or metered.
+LIMITS = "gateway.features.limits.step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ class RouteSteps:
     ports: RoutePorts
 
     def count_requests(self, inner: Handler) -> Handler:
-        return CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry).__call__
+        step = import_module(LIMITS).CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry)
+        return cast(Handler, step.__call__)
 
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -193,7 +198,10 @@ class RouteSteps:
         route, parts = self.route, self.parts
         prices = prices_of(route.target, parts.prices)
         passable = [name for name in route.target.members if parts.pools[untuned(name)].http]
-        return RateLimit(inner, route, parts.quotas, prices, parts.telemetry, parts.clock, passable).__call__
+        step = import_module(LIMITS).RateLimit(
+            inner, route, parts.quotas, prices, parts.telemetry, parts.clock, passable
+        )
+        return cast(Handler, step.__call__)
 
     def resource_affinity(self, inner: Handler) -> Handler:
         parts = self.parts

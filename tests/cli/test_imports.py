@@ -15,6 +15,7 @@ UNUSED = (
     "gateway.features.workers.supervisor",
     "gateway.features.jobs",
     "gateway.features.keys",
+    "gateway.features.limits",
     "gateway.features.oidc",
     "gateway.features.recorder",
     "gateway.features.simulation",

@@ -14,7 +14,7 @@ import openai
 import pytest
 from aiohttp import FormData, WSMsgType, web
 
-from gateway.steps import socket_meter
+from gateway.features.limits import socket_meter
 from gateway.steps.traffic_log.format import RecordedRequest
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

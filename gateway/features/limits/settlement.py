@@ -10,14 +10,14 @@ from gateway.context import InspectedAnswer, RequestContext
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage, UsageReader
 from gateway.errors import UpstreamStreamError
+from gateway.features.limits.metering import MeteredCall, RouteMeter, Spent
+from gateway.features.limits.socket_meter import MeteredSocket
 from gateway.limits import MICROS, Demand, TakeResult
 from gateway.messages import Admission, ByteStream, Event, EventStream, FullBody, Inspection, Response, Tunnel
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.limit_evaluation import CostEstimate, LimitRequest, is_amount, is_near, returns_of
 from gateway.routing.rate_limiter import Grant, RateLimiter, take_limits
-from gateway.steps.metering import MeteredCall, RouteMeter, Spent
-from gateway.steps.socket_meter import MeteredSocket
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 

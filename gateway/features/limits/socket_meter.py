@@ -9,8 +9,8 @@ from typing import Any
 
 from gateway.dialects.usage import NOTHING, AnswerUsage, message_usage
 from gateway.errors import LimitReached
+from gateway.features.limits.metering import Spent
 from gateway.messages import Closing, Duplex, Frame
-from gateway.steps.metering import Spent
 from gateway.streams import ClosingDuplex
 from gateway.tasks import cancel_and_wait
 

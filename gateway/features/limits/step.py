@@ -10,6 +10,8 @@ from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.operations import SAFE_METHODS
 from gateway.errors import BudgetExceeded, Forbidden, ServeStale
+from gateway.features.limits.metering import MeteredCall, RouteMeter, metered_call
+from gateway.features.limits.settlement import ReservedCall, Settlement
 from gateway.limits import Limits, Per
 from gateway.messages import (
     Price,
@@ -30,8 +32,6 @@ from gateway.routing.limit_evaluation import (
     with_headers,
 )
 from gateway.routing.rate_limiter import RateLimiter, key_limits, limit_subjects, take_limits
-from gateway.steps.metering import MeteredCall, RouteMeter, metered_call
-from gateway.steps.settlement import ReservedCall, Settlement
 
 
 class CountRequests:
