@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Protocol, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.adapters.faiss.checkpoint import PartitionKind
-from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.cache.index_checkpoints import IndexCheckpoints, checkpoints_of
 from gateway.config import Config
 from gateway.config.schema import INDEXES
 from gateway.errors import IndexUnavailable, StartupError
 from gateway.ports import Clock, Embedder, VectorIndex
+
+if TYPE_CHECKING:
+    from gateway.adapters.faiss.gpu_partition import Device
 
 
 class IndexOpener(Protocol):
@@ -69,7 +72,10 @@ def open_faiss(
 
 def build_device(name: str) -> Device | None:
     """Return the device, or None for the CPU. Raise `StartupError` where the named GPU cannot be used."""
-    return None if name == "cpu" else CudaDevice(name)
+    if name == "cpu":
+        return None
+    device: Device = import_module("gateway.adapters.faiss.gpu_partition").CudaDevice(name)
+    return device
 
 
 async def count_filled(index: VectorIndex) -> int:

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.adapters.faiss import gpu_partition
 from gateway.adapters.faiss.checkpoint import PartitionKind, read_checkpoint, write_checkpoint
 from gateway.adapters.faiss.gpu_partition import MAX_RESULTS, CudaDevice, Device, GpuReplica
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix, empty_lists
 from gateway.adapters.faiss.rebuilder import IndexPlan
-from gateway.cache import index_factory
 from gateway.config.schema import IndexConfig
 from gateway.errors import StartupError
 from gateway.ports import StoredVector
@@ -171,7 +171,7 @@ async def test_additions_and_removals_while_it_is_copied_are_neither_lost_nor_re
 async def test_a_gateway_starts_with_the_device_and_tells_what_is_on_it(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_factory, "CudaDevice", lambda _: CpuDevice())
+    monkeypatch.setattr(gpu_partition, "CudaDevice", lambda _: CpuDevice())
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, index={"device": "cuda"})
     async with gateway_of(config, BOTH_CACHES) as served:
         assert (await served.chat("hello")).status == 200

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from gateway.__main__ import main
+from gateway.adapters.faiss import gpu_partition
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
-from gateway.cache import index_factory
 from gateway.cli.doctor import command, network, store
 from tests.fixtures.gateways import BOTH_CACHES
 from tests.fixtures.processes import served_by_process, write_config
@@ -235,7 +235,7 @@ async def test_a_gpu_that_faiss_cannot_use_is_a_fault_and_one_that_it_can_is_nam
     (finding,) = found["index"]
     assert (code, finding["level"]) == (1, "fault")
     assert finding["found"].startswith("index.device cuda:31: ")
-    monkeypatch.setattr(index_factory, "CudaDevice", str)
+    monkeypatch.setattr(gpu_partition, "CudaDevice", str)
     _, found, _ = await home.examine()
     assert found["index"][0]["found"] == "faiss finds cuda:31, for partitions of 100,000 entries and more"
 

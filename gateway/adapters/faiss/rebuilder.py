@@ -16,12 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
 
 from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor, ExecutorClosed
-from gateway.adapters.faiss.gpu_partition import Device, GpuReplica
 from gateway.adapters.faiss.partition import (
     FlatPartition,
     Ids,
@@ -157,6 +158,11 @@ def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
         for i in range(0, len(ids), CHUNK):
             yield ids[i : i + CHUNK], vectors[i : i + CHUNK].astype(np.float32)
 
+
+if TYPE_CHECKING:
+    from gateway.adapters.faiss.gpu_partition import Device, GpuReplica
+
+DEVICES = "gateway.adapters.faiss.gpu_partition"  # imported with the device, which only some configurations have
 
 LOG = logging.getLogger("nearhit.index")
 
@@ -295,7 +301,7 @@ class Rebuilder:
         meanwhile."""
         begun = time.perf_counter()
         try:
-            replica = GpuReplica(
+            replica: GpuReplica = import_module(DEVICES).GpuReplica(
                 device.copy_to_device(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension
             )
             for step in range(partition.steps):
