@@ -38,7 +38,7 @@ from tests.fixtures.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL_DIR = default_model_dir() / MODEL
 TOKENIZER = MODEL_DIR / TOKENIZER_FILE
-GOLDEN = json.loads((Path(__file__).parent / "cross_encoder_golden.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[2] / "adapters" / "cross_encoder_golden.json").read_text(encoding="utf-8"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
