@@ -22,7 +22,7 @@ from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.records import encode
-from gateway.messages import Entry
+from gateway.entries import Entry
 
 SCOPE = "5" * 64
 EMBEDDER = HashEncoder(DIMENSION).fingerprint

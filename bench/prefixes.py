@@ -24,8 +24,9 @@ from gateway.config import OpenAIBackendConfig, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.features.prefixes.prefixes import PrefixTable, pick_warm, prefix_blocks
-from gateway.messages import FullBody, Provenance, Response, Verdict
+from gateway.messages import FullBody, Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 from gateway.streams import BufferedBody
 from gateway.upstream.backend import BackendRules, UpstreamPool
 from gateway.upstream.concurrency_limiter import LimitedBackend

@@ -27,8 +27,8 @@ from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
+from gateway.entries import Entry
 from gateway.features.replicas.change_log import ChangeLogWriter
-from gateway.messages import Entry
 from gateway.observability.metrics import LATENCY_BUCKETS, quantile_of
 
 CONFIG = """

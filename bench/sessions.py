@@ -28,8 +28,9 @@ from gateway.context import RequestContext
 from gateway.dialects.openai.dialect import CHAT, OpenAI
 from gateway.features.sessions.rule import SessionRule
 from gateway.features.sessions.sessions import RouteSessions, SessionMetrics, SessionTable
-from gateway.messages import FullBody, Price, Response
+from gateway.messages import FullBody, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.prices import Price
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.fallback import BackendAnswer

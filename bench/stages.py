@@ -51,7 +51,15 @@ MODULES: Mapping[str, str] = {
 # Work below these belongs to learning, whatever it calls.
 LEARNING = ("gateway.cache.answer_comparer", "gateway.cache.audits", "gateway.cache.labels")
 # The caller of these decides.
-SHARED = ("gateway.bounded_cache", "gateway.context", "gateway.messages", "gateway.ports", "gateway.tasks")
+SHARED = (
+    "gateway.bounded_cache",
+    "gateway.calls",
+    "gateway.context",
+    "gateway.entries",
+    "gateway.messages",
+    "gateway.ports",
+    "gateway.tasks",
+)
 IDLE = "gateway.cli"  # the innermost module of the gateway while its event loop waits, reads and writes
 
 

@@ -10,28 +10,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from gateway.calls import Call, Dialect, Inspection
 from gateway.credentials import NONE_SHOWN, TRACING, Credentials
+from gateway.entries import NO_DIRECTIVES, CacheDirectives, Embedding, Entry, Lifetime
 from gateway.errors import TooManyInflight
 from gateway.latency_forecast import LatencyForecast
-from gateway.messages import (
-    NO_DIRECTIVES,
-    Affinity,
-    Bypass,
-    CacheDirectives,
-    Call,
-    Dialect,
-    Embedding,
-    Entry,
-    Inspection,
-    Lifetime,
-    Response,
-    ScoredPrompt,
-    TierDecision,
-    TrafficFacts,
-)
+from gateway.messages import Affinity, Response
+from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.principal import Principal
 from gateway.priority import Priority
+from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import TraceRecorder, UpstreamCall
 from gateway.transmission import Transmission
 

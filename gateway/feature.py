@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.cache.flight import SharedCall
 from gateway.cache.stored_parts import Part, StoredPart
+from gateway.calls import Call
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.features import FEATURES
 from gateway.config.policy.model import Policy, Route
 from gateway.config.validation import Extension, Problem
 from gateway.context import Handler, RequestContext
-from gateway.messages import Call, Entry, Price
+from gateway.entries import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.prices import Price
 from gateway.steps.guard import Recovery, skip
 from gateway.steps.parse_and_route import Reader, apply_route
 from gateway.steps.route_ports import RoutePorts

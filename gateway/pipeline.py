@@ -17,7 +17,8 @@ from gateway.config.policy.parameters import untuned
 from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
 from gateway.feature import Feature, Features, Place, all_features, features_of
-from gateway.messages import Price, Response
+from gateway.messages import Response
+from gateway.prices import Price
 from gateway.steps.assembly import RouteSteps, SharedSteps
 from gateway.steps.guard import Guard, Recovery, ask_backend, call_alone, skip, skip_lookup
 from gateway.steps.parse_and_route import RouteTable

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from gateway.entries import EmbeddedVector, Embedding, Entry, Neighbour, Vector
 from gateway.limits import Demand, Return, TakeResult
-from gateway.messages import (
-    EmbeddedVector,
-    Embedding,
-    Entry,
-    Neighbour,
-    Refusal,
-    ScoredPrompt,
-    Vector,
-)
+from gateway.outcomes import Refusal
+from gateway.scores import ScoredPrompt
 
 
 class Clock(Protocol):

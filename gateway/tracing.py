@@ -10,7 +10,8 @@ from random import getrandbits
 
 from multidict import CIMultiDict
 
-from gateway.messages import Call, EventStream, FullBody, Response
+from gateway.calls import Call
+from gateway.messages import EventStream, FullBody, Response
 
 PARENT, STATE = "traceparent", "tracestate"
 

@@ -30,11 +30,11 @@ import numpy as np
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL
-from gateway.messages import ScoredPrompt
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.prompt_features import FloatArray
 from gateway.routing.residual_fit import LabelArrays, fit_residual
 from gateway.routing.route_score import MIN_LABELS, attempt_fit
+from gateway.scores import ScoredPrompt
 from training.gaps import apgr, many_models
 from training.perturb import typo
 

@@ -10,7 +10,7 @@ from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, NeighbourEntry
 from gateway.cache.threshold.route_control import Observation, RouteControl
-from gateway.messages import Embedding, Vector
+from gateway.entries import Embedding, Vector
 from gateway.ports import Acceptance, Embedder, Judgement, TextEncoder, Verifier
 
 

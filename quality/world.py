@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.threshold.ledger import BANDS
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import Opinion, StoredCandidate, TextEncoder, Verifier
 from quality.decision import StoredQuestion
 from quality.streams import Stream

@@ -17,9 +17,9 @@ from gateway.config.policy.schema import PolicyFile
 from gateway.feature import all_features
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
 from gateway.features.triton.settings import TritonBackendConfig
-from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.observability.metrics import Counter, Gauge, Histogram
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.priority import ShedReason
 
 ROOT = Path(__file__).parents[1]

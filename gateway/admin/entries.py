@@ -18,8 +18,8 @@ from gateway.cache.bans import SHOWN_DIGITS
 from gateway.cache.hits import call_of
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
+from gateway.entries import Entry
 from gateway.errors import NotFound
-from gateway.messages import Entry
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_TEXT_CHARS = 4_000  # characters of an answer, and of a question

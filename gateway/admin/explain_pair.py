@@ -20,13 +20,15 @@ from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.redaction import Redaction
 from gateway.cache.threshold.route_control import RouteControl
+from gateway.calls import Decisive
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.schema import SemanticRule
+from gateway.entries import Embedding, Entry
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.feature import features_of
-from gateway.messages import Bypass, Decisive, Embedding, Entry
+from gateway.outcomes import Bypass
 from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
 
 # POST /admin/cache/explain. The prompts are neither logged nor stored.

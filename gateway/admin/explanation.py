@@ -15,19 +15,22 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.screen import Screening
 from gateway.cache.stored_parts import StoredCommand, not_reached
+from gateway.calls import Call
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, CredentialRules
 from gateway.dialects.json_body import load_json
+from gateway.entries import Embedding
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.feature import Unsupported, features_of
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
-from gateway.messages import Call, Choice, Embedding, Scorer
+from gateway.outcomes import Choice
 from gateway.pipeline import steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
+from gateway.scores import Scorer
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
 from gateway.steps.parts import Parts
 from gateway.steps.request_reading import described_request, find_route

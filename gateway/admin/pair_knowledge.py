@@ -9,8 +9,8 @@ from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.cache.judgement import is_verbatim
 from gateway.cache.links import Links
+from gateway.entries import Entry, Vector
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry, Vector
 from gateway.ports import NearbyStore, VectorIndex
 
 SAME_QUESTION = 0.999  # similarity of a question with itself, but for rounding

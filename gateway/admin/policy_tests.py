@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.calls import Call
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
@@ -26,14 +27,15 @@ from gateway.dialects.known import client_of
 from gateway.errors import BadRequest
 from gateway.feature import idle_features
 from gateway.latency_forecast import Prediction
-from gateway.messages import Bypass, Call, ScoredPrompt, Scorer
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass
 from gateway.ports import ComplexityScorer
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
 from gateway.routing.tier_learning import TierLearning
+from gateway.scores import ScoredPrompt, Scorer
 from gateway.steps.request_reading import described_request, find_route
 from gateway.upstream.latency import CallFeatures
 

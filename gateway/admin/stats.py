@@ -12,9 +12,9 @@ from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
 from gateway.errors import StoreUnavailable
-from gateway.messages import Verdict
 from gateway.observability.metrics import LATENCY_BUCKETS, Counter, Histogram, quantile_of
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 from gateway.ports import Clock
 from gateway.upstream.backend import UpstreamPool
 

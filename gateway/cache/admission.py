@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gateway.bounded_cache import BoundedCache
+from gateway.calls import Call, Inspection
 from gateway.config.policy.schema import AdmitRule
-from gateway.messages import Admission, Call, Inspection
+from gateway.outcomes import Admission
 from gateway.ports import Clock
 
 DEFAULT_TEMPERATURE = 1.0  # the protocols' default where a request names none

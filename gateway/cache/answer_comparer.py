@@ -16,9 +16,10 @@ from gateway.cache.labels import Labels
 from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.threshold.answer_shares import UNLIKE_BELOW, AnswerText, RouteAnswers
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.calls import Call
 from gateway.context import RequestContext
+from gateway.entries import Entry, Vector
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Call, Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Judgement, LearningEmbedder
 

@@ -25,7 +25,7 @@ from functools import lru_cache
 from gateway.cache.exclusive_words import word_set
 from gateway.cache.features.vocabulary import STOP
 from gateway.cache.lexical import differences, read
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 
 STEM = 5  # characters of a word that count: "ships" and "shipping" are one word
 FEW = 3  # words that an answer adds to the question: so few must all be in the other answer

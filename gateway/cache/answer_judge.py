@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import HeadMemo, RequestContext
 from gateway.dialects.openai.dialect import CHAT, OpenAI, chat_body
+from gateway.entries import CacheDirectives, Entry
 from gateway.errors import GatewayError
-from gateway.messages import CacheDirectives, Entry, FullBody, Price
+from gateway.messages import FullBody
+from gateway.prices import Price
 from gateway.streams import close_body
 from gateway.upstream.backend import UpstreamPool
 

@@ -23,8 +23,8 @@ from gateway.cache.answer_content import Agreement, agreement
 from gateway.cache.features.vocabulary import STOP
 from gateway.cache.lexical import difference, read
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.entries import Embedding, Vector
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Vector
 from gateway.ports import Embedder
 
 DIFFERENT_BELOW = 0.75  # cosine

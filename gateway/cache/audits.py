@@ -15,9 +15,10 @@ from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.schema import AuditRule
 from gateway.context import Handler, RequestContext, resolve_response
+from gateway.entries import NO_CACHE, Entry
 from gateway.errors import GatewayError, UpstreamStreamError
-from gateway.messages import NO_CACHE, Bypass, Entry
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass
 from gateway.ports import Clock, Judgement
 from gateway.streams import drain
 

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from gateway.config.policy.parameters import untuned
-from gateway.messages import EmbeddedVector, Entry, Vector
+from gateway.entries import EmbeddedVector, Entry, Vector
 
 MAX_BANS = 64  # every read of an entry older than the newest ban checks all of them
 MAX_NEAR = 5_000  # fingerprints in a ban: 0.3 MB

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.bounded_cache import BoundedCache
-from gateway.messages import Vector
+from gateway.entries import Vector
 
 MAX_DECOYS = 20_000  # in all: 15 MB with 384 dimensions; the entries that were looked up longest ago lose theirs first
 MAX_PER_ENTRY = 8  # the oldest are dropped

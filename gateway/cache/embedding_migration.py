@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack
 from gateway.cache.answer_comparer import REST_FACTOR
 from gateway.cache.embedding_spaces import MAX_PENDING_EMBEDDINGS, Spaces
 from gateway.cache.recovery import Recovery
+from gateway.entries import Entry, Vector
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
-from gateway.messages import Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, MigrationStore
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.cache.bans import BanConditions, is_same_tenant
 from gateway.cache.links import question_digests
-from gateway.messages import EmbeddedVector, Entry, Vector
+from gateway.entries import EmbeddedVector, Entry, Vector
 from gateway.ports import Judgement
 
 # Seconds after an erasure in which lookups of its subject teach nothing: longer than any audit or comparison that

@@ -17,8 +17,8 @@ from itertools import islice
 from gateway.adapters.redis.store import worth_of
 from gateway.adapters.system.memory import untrack
 from gateway.cache.embedding_spaces import Space, Spaces
+from gateway.entries import Entry, Vector
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore, SizedStore
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unicodedata import normalize
 
 from gateway.cache.quantities import quantities_in
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 
 MAX_CHARACTERS = 4096  # as the features: more than any text that is compared by meaning
 MAX_CHUNKS = 1024

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from gateway.messages import Bypass, Refusal
+from gateway.outcomes import Bypass, Refusal
 from gateway.ports import Acceptance, Judgement, Opinion
 
 SCOPE_DIGITS = 12  # of a scope's name that texts show

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.config.policy.model import Route
-from gateway.messages import AgedAnswer, Bypass, CacheDirectives, Lifetime
+from gateway.entries import AgedAnswer, CacheDirectives, Lifetime
+from gateway.outcomes import Bypass
 
 SKEW_S = 1.0  # seconds; normal difference between the clocks of machines that share a store
 

@@ -7,21 +7,12 @@ from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness
+from gateway.calls import Call, Decisive, Dialect
 from gateway.config.policy.model import ReplaySettings
 from gateway.context import RequestContext
-from gateway.messages import (
-    Basis,
-    Call,
-    Decisive,
-    Dialect,
-    Entry,
-    Event,
-    EventStream,
-    FullBody,
-    Provenance,
-    Response,
-    Verdict,
-)
+from gateway.entries import Entry
+from gateway.messages import Event, EventStream, FullBody, Provenance, Response
+from gateway.outcomes import Basis, Verdict
 from gateway.ports import Clock
 from gateway.streams import BufferedStream
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.context import RequestContext
-from gateway.messages import Entry, Vector
+from gateway.entries import Entry, Vector
 
 # Searched by a matrix product: 20 us for this many vectors of 384 dimensions. Further questions are not tracked.
 MAX_IN_SCOPE = 64

@@ -13,8 +13,9 @@ from gateway.cache.spelling import spelling_veto
 from gateway.cache.templates import VaryingParts, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.entries import Embedding, Entry
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Entry, Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import (
     VERBATIM,
     Acceptance,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 
+from gateway.calls import Call
 from gateway.config.policy.model import VERSION_HEADERS
-from gateway.messages import Call
 
 SHARE_GLOBAL = "*"
 MAX_CLIENTS_KEPT = 4096  # clients whose digest is remembered

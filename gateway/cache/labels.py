@@ -13,8 +13,8 @@ from gateway.cache.judgement import observation_of
 from gateway.cache.links import LEAST_PROBABILITY, Links, link_of
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.entries import Entry
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Judgement, RelationStore
 

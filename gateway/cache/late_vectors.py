@@ -16,8 +16,8 @@ from itertools import islice
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.load_level import EncoderLoad, OptionalWork
+from gateway.entries import Embedding, Entry, Vector
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
-from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import LearningEmbedder, NearbyStore, VectorIndex
 

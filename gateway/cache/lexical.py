@@ -30,7 +30,7 @@ from gateway.cache.exclusive_words import COMMON_OPPOSITES, exclude
 from gateway.cache.instructions import COURTESY, WORDS, instructions_in, remark_of
 from gateway.cache.quantities import have_other_units
 from gateway.cache.spelling_words import TOLD_APART
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 
 # Patterns run only where they can match.
 #

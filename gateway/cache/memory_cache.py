@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gateway.adapters.system.memory import untrack
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.bans import LATER, Bans
-from gateway.messages import EmbeddedVector, Entry, Vector
+from gateway.entries import EmbeddedVector, Entry, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
 
 MAX_ITEMS = 2**31  # bytes are the real bound

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from gateway.calls import Call, Inspection
 from gateway.context import RequestContext
-from gateway.messages import Admission, CacheKeys, Call, Inspection
+from gateway.entries import CacheKeys
+from gateway.outcomes import Admission
 
 
 class Placed(NamedTuple):

@@ -31,8 +31,8 @@ from gateway.cache.flight import SharedCall
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.cache.text_likeness import TextComparison, letter_counts
+from gateway.entries import EmbeddedVector, Entry
 from gateway.errors import BadRequest, EmbedderUnavailable, GatewayError, Overloaded, StoreUnavailable
-from gateway.messages import EmbeddedVector, Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, RemovalStore
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.messages import Bypass, Decisive
+from gateway.calls import Decisive
+from gateway.outcomes import Bypass
 
 
 class Redaction:

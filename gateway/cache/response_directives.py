@@ -9,7 +9,7 @@ from gateway.cache.keys import SHARE_GLOBAL, owner_of
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
-from gateway.messages import Admission
+from gateway.outcomes import Admission
 
 JSON = "application/json"
 

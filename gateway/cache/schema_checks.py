@@ -13,8 +13,8 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Protocol
 
+from gateway.calls import Call
 from gateway.dialect_traits import DemandedForm
-from gateway.messages import Call
 from gateway.observability.telemetry import Telemetry
 
 VALIDATOR = "gateway.features.answer_schemas.validator:SchemaValidator"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from gateway.messages import Embedding, Neighbour, Vector
+from gateway.entries import Embedding, Neighbour, Vector
 from gateway.ports import VectorIndex
 
 # Static similarities of 875 hits in a stream of 4,653 real questions, with all-MiniLM-L6-v2: (share of hits, quantile).

@@ -32,7 +32,7 @@ from gateway.cache.spelling_words import (
     WITH_OR_WITHOUT_ACCENT,
     WORDS_AND_ACRONYMS,
 )
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.text_forms import fold_forms, fold_spaces
 
 HARMLESS: Mapping[str, str] = {

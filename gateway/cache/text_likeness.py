@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gateway.cache.bans import SimilarityCondition
-from gateway.messages import EmbeddedVector, Entry
+from gateway.entries import EmbeddedVector, Entry
 
 SIZE = 3  # letters in a row
 MAX_LETTERS = 20_000  # of a text; as long as `like` of a purge may be

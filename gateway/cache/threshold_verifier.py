@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.cache.lexical import Lexical, difference, differences, hard_difference, read, read_stored
 from gateway.cache.spelling import SAME, compare_read
 from gateway.cache.verifiers import FLOOR, WEIGHTS, load_calibration
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import Opinion, StoredCandidate
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from gateway.calls import Call
 from gateway.config.policy.schema import AdmitRule
-from gateway.messages import Admission, Call, Entry
+from gateway.entries import Entry
+from gateway.outcomes import Admission
 
 TURNS = ("messages", "input", "system", "instructions", "prompt")  # fields of a request that hold its texts
 _MARKS = (b"tool", b"_call")  # one of them is in the JSON of every answer that calls a tool

@@ -15,8 +15,8 @@ from itertools import islice
 
 from gateway.cache.late_vectors import MAX_BATCH, add_to_index
 from gateway.cache.load_level import EncoderLoad, LoadLevel
+from gateway.entries import Embedding, Entry, Vector
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
-from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import LearningEmbedder, NearbyStore, VectorIndex, VectorStore
 

@@ -26,7 +26,7 @@ from gateway.cache.pair_queue import PairQueue
 from gateway.cache.spelling import SAME, compare_read
 from gateway.cache.threshold.ledger import BANDS
 from gateway.errors import ModelUnavailable
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import Opinion, PriorBands, StoredCandidate
 
 FLOOR = 0.6

@@ -16,6 +16,7 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via_gateway, validate_pair
 from gateway.admin.explanation import PATH, Explanation, build_explanation, embed_question, parse_request
 from gateway.cache.model_factory import build_embedder
+from gateway.calls import Call
 from gateway.cli.admin_client import AdminAddress, AdminClient, CommandFailed, WrongUsage, admin_address, connect
 from gateway.cli.output import FAULT, GOOD, print_result, print_warning
 from gateway.cli.parser import Command
@@ -26,9 +27,9 @@ from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
 from gateway.dialects.json_body import load_json
+from gateway.entries import Embedding
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.feature import Features, idle_features
-from gateway.messages import Call, Embedding
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Embedder

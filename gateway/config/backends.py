@@ -32,7 +32,7 @@ from gateway.config.units import (
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.errors import StartupError
 from gateway.extensions import Extensions
-from gateway.messages import Price, Unit
+from gateway.prices import Price, Unit
 
 _HTTP = "gateway.config.backends:OpenAIBackendConfig"
 

@@ -46,7 +46,7 @@ from gateway.config.units import (
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.extensions import Extensions
-from gateway.messages import Verdict
+from gateway.outcomes import Verdict
 
 # Of a stream, by default. Four images of 6 MB in base64 fit in it.
 MAX_EVENT = 32 * 2**20

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gateway.calls import Call, ClientForm, TokenLogprobs, Translation
 from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, OpenParts, Tunable
-from gateway.messages import KEEP_ALIVE, Call, ClientForm, Event, TokenLogprobs, Translation
+from gateway.messages import KEEP_ALIVE, Event
 
 
 class BaseDialect:

@@ -10,11 +10,12 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Outgoing
 from gateway.dialects.base import BaseDialect
 from gateway.dialects.json_body import sent_model, well_formed
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
-from gateway.messages import Call, Event, Outgoing
+from gateway.messages import Event
 from gateway.text_forms import is_invisible
 
 # Split a text into the pieces of a stream. Pure.

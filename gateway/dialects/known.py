@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from gateway.calls import Dialect
 from gateway.dialect_traits import Endpoint
 from gateway.dialects.open_inference.paths import PATH
 from gateway.extensions import Extensions
-from gateway.messages import Dialect
 
 MAX_PATHS = 1024  # remembered paths, each at most a request line long
 VERSIONED = "/v1"  # the path prefix of most APIs

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gateway.messages import Call, Unit
+from gateway.calls import Call
+from gateway.prices import Unit
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call
 from gateway.dialect_traits import AnswerParts, Schema
 from gateway.dialects.json_body import load_json
 from gateway.errors import MalformedResponse
-from gateway.messages import Call
 
 TOOL_FIELDS = frozenset({"tools", "functions"})  # of a request
 FORM_FIELDS = TOOL_FIELDS | {"response_format", "text", "output_config", "output_format"}

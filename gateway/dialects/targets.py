@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from gateway.calls import Dialect
 from gateway.dialects.known import DIALECTS, MAX_PATHS, find_dialect
-from gateway.messages import Dialect
 
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gateway.calls import Call
 from gateway.config.policy.parameters import EFFORTS, Parameters
 from gateway.dialects.known import endpoint_of
-from gateway.messages import Call
 
 # Efforts with the budgets up to which they stand for them. LiteLLM translates with the same numbers.
 BUDGETS = (("none", 0), ("low", 1024), ("medium", 2048))

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import orjson
 
+from gateway.calls import Call, Inspection, TextAnswer
 from gateway.dialects.base import BaseDialect
 from gateway.dialects.json_body import dump_json, is_json
 from gateway.dialects.reported_errors import read_error
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Call, Event, Inspection, TextAnswer
+from gateway.messages import Event
+from gateway.outcomes import Admission
 
 
 class Unstreamed(BaseDialect):

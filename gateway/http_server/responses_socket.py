@@ -34,7 +34,8 @@ from gateway.dialects.openai.responses_socket import (
 )
 from gateway.errors import Forbidden, TooManyInflight, UpstreamStreamError
 from gateway.http_server.cors import CrossOrigin
-from gateway.messages import Bypass, Closing, EventStream, Frame, FullBody, Provenance, Response, Tunnel, Verdict
+from gateway.messages import Closing, EventStream, Frame, FullBody, Provenance, Response, Tunnel
+from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable

@@ -12,9 +12,10 @@ import orjson
 
 from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
-from gateway.messages import Provenance, Verdict
+from gateway.messages import Provenance
 from gateway.observability.metrics import Histogram, MetricBundle
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 
 if TYPE_CHECKING:
     from gateway.ports import Judgement

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Protocol
 import orjson
 
 from gateway.context import RequestContext
-from gateway.messages import Provenance, Verdict
+from gateway.messages import Provenance
 from gateway.observability.access_log import AccessLog, AllSeries, LogShares, RequestSeries
 from gateway.observability.live_events import LiveEvents
 from gateway.observability.sampler import Tracing
 from gateway.observability.spans import root_of
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 from gateway.ports import Clock
 from gateway.tracing import TraceRecorder
 
 if TYPE_CHECKING:
-    from gateway.messages import TrafficFacts
+    from gateway.scores import TrafficFacts
 
 
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer

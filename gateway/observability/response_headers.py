@@ -8,7 +8,8 @@ from typing import Any
 
 from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
-from gateway.messages import Provenance, Response, Verdict
+from gateway.messages import Provenance, Response
+from gateway.outcomes import Verdict
 
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE})
 MAX_TEMPLATES = 2048  # half a kB each; clients cannot choose any part of their keys

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.messages import Verdict
 from gateway.observability.metrics import LATENCY_BUCKETS, Counter, Gauge, Histogram
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 
 MAX_SERIES = 512  # of 8 bytes a slot: 5.6 MB at most; further series are left out
 

@@ -13,12 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
+from gateway.calls import EMBEDDINGS, Call
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.known import client_of
 from gateway.dialects.self_contained import is_self_contained
+from gateway.entries import Vector
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
-from gateway.messages import EMBEDDINGS, Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversation, Conversations
@@ -35,6 +36,7 @@ from gateway.routing.selection import (
 )
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.trials import Trials
+from gateway.scores import ScoredPrompt, Scorer
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import call_features

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gateway.calls import Call
 from gateway.context import RequestContext
-from gateway.messages import Call
 
 
 class RouteClassifier(Protocol):

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from gateway.adapters.system.weight_files import Tables, WeightFiles, WeightsCorrupt
+from gateway.entries import Vector
 from gateway.errors import StartupError
-from gateway.messages import PromptRow, ScoredPrompt, Scorer, Vector
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
+from gateway.scores import PromptRow, ScoredPrompt, Scorer
 
 WEIGHTS = Path(__file__).parent / "weights"
 

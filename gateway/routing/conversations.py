@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from gateway.calls import Call
 from gateway.config.policy.model import Target
 from gateway.context import RequestContext
-from gateway.messages import Call, Response, ScoredPrompt
+from gateway.messages import Response
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.selection import Decision
+from gateway.scores import ScoredPrompt
 
 
 class Conversation(Protocol):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BackendOverloaded, UnsupportedByBackend
-from gateway.messages import Choice, Response, Usage
+from gateway.messages import Response, Usage
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Choice
 from gateway.ports import Clock
 from gateway.routing.tuned_pool import CallableBackend
 from gateway.statuses import is_failure

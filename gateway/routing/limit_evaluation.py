@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.calls import Call
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.limits import (
     MICROS,
@@ -30,7 +31,6 @@ from gateway.limits import (
     wait_us,
     window_of,
 )
-from gateway.messages import Call
 
 # The usage of a call is reserved before the call and settled after it.
 

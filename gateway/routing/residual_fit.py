@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.messages import PromptRow, ScoredPrompt
+from gateway.scores import PromptRow, ScoredPrompt
 
 Floats = NDArray[np.float64]
 

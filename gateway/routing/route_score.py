@@ -9,7 +9,6 @@ import msgpack
 import numpy as np
 
 from gateway.errors import SnapshotInvalid
-from gateway.messages import ScoredPrompt
 from gateway.routing.residual_fit import (
     MARGIN,
     LabelArrays,
@@ -18,6 +17,7 @@ from gateway.routing.residual_fit import (
     fit_residual,
     gain_in_errors,
 )
+from gateway.scores import ScoredPrompt
 
 VERSION = 1
 

@@ -13,12 +13,14 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Protocol
 
+from gateway.calls import EMBEDDINGS
 from gateway.config.policy.model import Late, Target
 from gateway.config.policy.parameters import untuned
 from gateway.config.policy.targets import TierPart
 from gateway.dialects.known import answers_client, endpoint_of
 from gateway.latency_forecast import Prediction, RemainingBudget
-from gateway.messages import EMBEDDINGS, Choice, TierDecision
+from gateway.outcomes import Choice
+from gateway.scores import TierDecision
 
 
 # First: which part of a tier answers a request.

@@ -25,7 +25,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from gateway.messages import TierDecision
+from gateway.scores import TierDecision
 
 # The recent scores of a route, sorted.
 # requests; the standard error of a quantile of 0.3 is then two points, which the repayment of debt corrects

@@ -18,10 +18,12 @@ from gateway.config.policy.model import Target
 from gateway.config.policy.parameters import untuned
 from gateway.config.policy.schema import AdmitRule
 from gateway.context import RequestContext
+from gateway.entries import NO_CACHE, Entry
 from gateway.errors import GatewayError, UpstreamStreamError
-from gateway.messages import NO_CACHE, Admission, Entry, Price
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Admission
 from gateway.ports import Clock
+from gateway.prices import Price
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
 from gateway.streams import buffer_response

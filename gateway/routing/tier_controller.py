@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from gateway.cache.threshold.ledger import band_counts
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
-from gateway.messages import TierDecision
 from gateway.routing.share_controller import CAPACITY, ScoreWindow, ShareController, ShareSpent
+from gateway.scores import TierDecision
 
 # Calibration of a route's scores by its labels: P(the light model's answer is worse).
 #

@@ -11,12 +11,12 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.threshold.route_control import LearningEvent
 from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
-from gateway.messages import ScoredPrompt, TierDecision
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.residual_fit import row_from
 from gateway.routing.route_score import RouteScores, attempt_fit
 from gateway.routing.tier_controller import TierController
+from gateway.scores import ScoredPrompt, TierDecision
 
 LOG = logging.getLogger("nearhit.quality")
 

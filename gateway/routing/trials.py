@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.cache.schema_checks import SchemaChecks
+from gateway.calls import Call
 from gateway.context import RequestContext
-from gateway.messages import Call
 from gateway.ports import Embedder
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision

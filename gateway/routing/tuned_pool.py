@@ -10,7 +10,8 @@ from gateway.config.policy.parameters import Parameters
 from gateway.context import RequestContext
 from gateway.dialects.tuning import lower, tuned_call
 from gateway.latency_forecast import Prediction
-from gateway.messages import Price, Response
+from gateway.messages import Response
+from gateway.prices import Price
 from gateway.routing.selection import BackendTraits
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.latency import CallFeatures

@@ -16,7 +16,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.config.policy.schema import SemanticRule
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
-from gateway.messages import Entry, Lifetime
+from gateway.entries import Entry, Lifetime
 from gateway.observability.observer import Observer
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.fallback import BackendAnswer, Fallback

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
 from gateway.errors import BudgetExceeded, GatewayError, OnlyIfCached, ServeStale
-from gateway.messages import Bypass, Choice, Provenance, Response, Verdict
+from gateway.messages import Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass, Choice, Verdict
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.latency_promises import Promise, Promises

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from gateway.calls import Dialect
 from gateway.context import Handler, RequestContext
 from gateway.errors import BackendOverloaded, GatewayError, TooManyInflight
-from gateway.messages import Dialect, FullBody, Provenance, Response, Verdict
+from gateway.messages import FullBody, Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 from gateway.priority import ShedReason
 
 

@@ -13,9 +13,11 @@ from gateway.cache.tool_calls import may_serve
 from gateway.config.policy.schema import AdmitRule
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.structured_answers import TOOL_FIELDS
+from gateway.entries import NO_CACHE, Entry, Lifetime
 from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavailable, UpstreamStreamError
-from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Refusal, Response, Verdict
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass, Refusal, Verdict
 from gateway.ports import Clock, EagerEmbedder, NearbyStore
 from gateway.statuses import is_failure
 from gateway.streams import close_body, drain

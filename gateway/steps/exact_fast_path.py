@@ -21,25 +21,19 @@ from aiohttp.helpers import rfc822_formatted_time
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import provenance_of
+from gateway.calls import Dialect
 from gateway.containment import StepFailures
 from gateway.context import Handler, RequestContext, resolve_response
+from gateway.entries import NO_DIRECTIVES, Entry, Lifetime
 from gateway.errors import StoreUnavailable
-from gateway.messages import (
-    NO_DIRECTIVES,
-    Dialect,
-    Entry,
-    FullBody,
-    Lifetime,
-    Provenance,
-    Response,
-    TrafficFacts,
-    Verdict,
-)
+from gateway.messages import FullBody, Provenance, Response
 from gateway.observability.access_log import RequestSeries
 from gateway.observability.observer import CLIENT_CLOSED, Observer
 from gateway.observability.response_headers import HeaderTemplate
+from gateway.outcomes import Verdict
 from gateway.ports import Clock, NearbyStore
 from gateway.principal import Principal
+from gateway.scores import TrafficFacts
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
 

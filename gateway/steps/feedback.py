@@ -21,8 +21,9 @@ from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.dialects.json_body import ABSENT, check_keys, invalid_field, parse_object
 from gateway.errors import BadRequest, Forbidden, NotFound
-from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
+from gateway.messages import FullBody, Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass, Verdict
 from gateway.routing.tier_learning import TierLearning
 
 PATH = "/v1/feedback"

@@ -19,7 +19,7 @@ from gateway.cache.purge import Purge
 from gateway.cache.recovery import ChangeConsumer
 from gateway.cache.stores import Stores
 from gateway.context import Handler
-from gateway.messages import Lifetime
+from gateway.entries import Lifetime
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore
 from gateway.routing.tier_learning import TierLearning

@@ -8,8 +8,9 @@ from inspect import CORO_CREATED, getcoroutinestate
 from gateway.containment import Containment
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import GatewayError
-from gateway.messages import Bypass, ByteStream, EventStream, FullBody, Response, Verdict
+from gateway.messages import ByteStream, EventStream, FullBody, Response
 from gateway.observability.response_headers import HITS
+from gateway.outcomes import Bypass, Verdict
 from gateway.streams import ObservedStream
 
 Recovery = Callable[[RequestContext, Response | None], bool]

@@ -13,7 +13,8 @@ import orjson
 from gateway.context import RequestContext
 from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, answers_client, client_of, endpoint_of
 from gateway.errors import BackendError, NotFound
-from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
+from gateway.messages import FullBody, Provenance, Response
+from gateway.outcomes import Bypass, Verdict
 from gateway.streams import close_body
 from gateway.upstream.backend import UpstreamPool
 

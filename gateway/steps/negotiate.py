@@ -11,11 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.cache.hits import Sleep, SplitCache, paced, replay_duration_s
+from gateway.calls import Call
 from gateway.config.policy.model import ReplaySettings
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse, UpstreamStreamError
-from gateway.messages import Admission, Body, Bypass, Call, Event, EventStream, FullBody, Response, Verdict
+from gateway.messages import Body, Event, EventStream, FullBody, Response
 from gateway.observability.response_headers import HITS
+from gateway.outcomes import Admission, Bypass, Verdict
 from gateway.ports import Clock
 from gateway.steps.list_models import ModelList
 from gateway.steps.split_inputs import SplitInputs

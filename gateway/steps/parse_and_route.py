@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import keys_of, owner_of, variant_of
+from gateway.calls import Call, Dialect
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
@@ -17,10 +18,12 @@ from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
 from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, uses_only_named
 from gateway.errors import GatewayError, PayloadTooLarge
-from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
+from gateway.scores import TrafficFacts
 from gateway.steps.request_reading import (
     Models,
     find_route,

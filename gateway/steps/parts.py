@@ -44,10 +44,10 @@ from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
 from gateway.files import unowned_dirs
-from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, LearningEmbedder
+from gateway.prices import Price
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.rate_limiter import RateLimiter

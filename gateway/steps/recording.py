@@ -15,10 +15,11 @@ from gateway.cache.stored_parts import TRAFFIC
 from gateway.config import Config
 from gateway.config.policy.model import Policy, Route
 from gateway.context import RequestContext
-from gateway.messages import Provenance, TrafficFacts
+from gateway.messages import Provenance
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
 from gateway.routing.tier_learning import TierLearning
+from gateway.scores import TrafficFacts
 
 MODULE = "gateway.features.recorder.recorder"
 

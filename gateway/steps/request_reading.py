@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from multidict import CIMultiDict
 
+from gateway.calls import Call
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import MAX_BODY_KEYS
 from gateway.context import RequestContext
@@ -26,7 +27,6 @@ from gateway.credentials import NONE_SHOWN, CredentialRules
 from gateway.dialects.known import MODELS
 from gateway.dialects.named_models import content_type_of, model_in_body, models_named
 from gateway.dialects.targets import target_of
-from gateway.messages import Call
 from gateway.ports import Clock
 from gateway.principal import Principal
 from gateway.streams import BufferedBody

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.placement import Placement
 from gateway.context import RequestContext
-from gateway.messages import Entry, Response
+from gateway.entries import Entry
+from gateway.messages import Response
 from gateway.ports import ResponseStore
 from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversations

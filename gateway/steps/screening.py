@@ -9,9 +9,10 @@ from gateway.cache.late_vectors import LateVectors
 from gateway.cache.links import Links
 from gateway.cache.screen import Screen, Screening
 from gateway.context import RequestContext
+from gateway.entries import Embedding, Vector
 from gateway.errors import StoreUnavailable
-from gateway.messages import Embedding, Refusal, Vector
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Refusal
 from gateway.ports import Clock, VectorIndex
 from gateway.steps.semantic_lookup import SemanticLookup
 

@@ -12,11 +12,14 @@ from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
 from gateway.cache.load_level import EncoderLoad, OptionalWork
 from gateway.cache.screen import Screening
+from gateway.calls import Call
 from gateway.config.policy.schema import AuditRule
 from gateway.context import Handler, RequestContext, resolve_response
+from gateway.entries import Embedding
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Bypass, Call, Embedding, Response, Verdict
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Clock, Embedder
 from gateway.routing.budget import max_wait_s
 from gateway.steps.screening import RouteScreen

@@ -22,19 +22,11 @@ from gateway.cache.tool_calls import may_serve
 from gateway.config.policy.schema import AdmitRule, SemanticRule
 from gateway.context import Asker, RequestContext
 from gateway.dialects.structured_answers import TOOL_FIELDS
+from gateway.entries import NO_DIRECTIVES, Embedding, Entry, Lifetime, Neighbour
 from gateway.errors import StoreUnavailable
-from gateway.messages import (
-    NO_DIRECTIVES,
-    Basis,
-    Embedding,
-    Entry,
-    Lifetime,
-    Neighbour,
-    Refusal,
-    Response,
-    Verdict,
-)
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Basis, Refusal, Verdict
 from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
 from gateway.text_forms import fold_spaces

@@ -13,7 +13,8 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.keys import SHARE_GLOBAL
 from gateway.context import RequestContext
 from gateway.credentials import Credentials
-from gateway.messages import Response, Verdict
+from gateway.messages import Response
+from gateway.outcomes import Verdict
 
 LOG = logging.getLogger("nearhit")
 

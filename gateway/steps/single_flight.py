@@ -10,8 +10,9 @@ from gateway.cache.flight import SharedCall
 from gateway.cache.freshness import can_share_flight
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BudgetExceeded, LimitReached, ServeStale
-from gateway.messages import Provenance, Response, Verdict
+from gateway.messages import Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Verdict
 from gateway.routing.rate_limiter import limit_asker
 from gateway.streams import close_body
 from gateway.unread_memory import UnreadMemory

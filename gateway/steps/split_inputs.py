@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.cache.keys import keys_of, owner_of
+from gateway.calls import Call
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse
-from gateway.messages import Call, FullBody, Provenance, Response, Verdict
+from gateway.messages import FullBody, Provenance, Response
+from gateway.outcomes import Verdict
 from gateway.upstream.input_batch import MissBatch
 
 MAX_INPUTS = 2048  # OpenAI's bound on the inputs of a call

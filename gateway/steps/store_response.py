@@ -16,28 +16,18 @@ from gateway.cache.placement import Placement
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.cache.schema_checks import SchemaChecks, Validity
 from gateway.cache.tool_calls import refuse_tool_calls
+from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
 from gateway.context import Handler, InspectedAnswer, RequestContext
 from gateway.dialects.sse import SSEParser
 from gateway.dialects.structured_answers import FORM_FIELDS
+from gateway.entries import Entry, Vector
 from gateway.errors import StoreUnavailable, UpstreamStreamError
-from gateway.messages import (
-    Admission,
-    Bypass,
-    ByteStream,
-    Call,
-    Entry,
-    Event,
-    EventStream,
-    FullBody,
-    Inspection,
-    Price,
-    Provenance,
-    Response,
-    Vector,
-)
+from gateway.messages import ByteStream, Event, EventStream, FullBody, Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Admission, Bypass
 from gateway.ports import Clock, NearbyStore, VectorIndex
+from gateway.prices import Price
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import orjson
 
+from gateway.calls import Dialect
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
 from gateway.dialects.known import DIALECTS
 from gateway.errors import GatewayError
-from gateway.messages import Dialect, FullBody, Response
+from gateway.messages import FullBody, Response
 from gateway.streams import close_body
 
 NO_SUCH_PATH = frozenset({404, 405, 501})

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from gateway.bounded_cache import BoundedCache
-from gateway.messages import Body, Call, FullBody
+from gateway.calls import Call
+from gateway.messages import Body, FullBody
 
 REFUSALS = frozenset({400, 422})
 USAGE, LIMIT = "stream_options", "max_completion_tokens"

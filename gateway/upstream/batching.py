@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.bounded_cache import BoundedCache
+from gateway.calls import Call
 from gateway.config.backends import BatchRule
 from gateway.context import Backend, Load, RequestContext
 from gateway.dialects.open_inference.batch import batch_key, batch_rows, merge_calls, split_answer
 from gateway.errors import BackendError, MalformedResponse
-from gateway.messages import Call, FullBody, Response
+from gateway.messages import FullBody, Response
 from gateway.ports import Clock
 from gateway.priority import Priority
 from gateway.streams import close_body

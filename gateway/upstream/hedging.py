@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gateway.calls import Call
 from gateway.circuit_breaker import BreakerState
 from gateway.context import Load, RequestContext
-from gateway.messages import Call, Response
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tasks import spawn

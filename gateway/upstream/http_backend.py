@@ -13,6 +13,7 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.calls import Call, Dialect, Outgoing, TranslatedCall
 from gateway.config.backends import OpenAIBackendConfig
 from gateway.config.schema import ServerConfig
 from gateway.context import RequestContext
@@ -21,7 +22,7 @@ from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, accepts, answers_c
 from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.translation.neutral import translation_between
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
-from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, TranslatedCall, Tunnel
+from gateway.messages import Event, EventStream, FullBody, Response, Tunnel
 from gateway.ports import Clock
 from gateway.streams import StreamObserver, close_body, with_observer
 from gateway.transmission import Transmission

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.calls import InputSplit
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, GatewayError, MalformedResponse
-from gateway.messages import FullBody, InputSplit, Response
+from gateway.messages import FullBody, Response
 from gateway.streams import close_body
 
 # An input that waits for another request's call of the same input does not join. If no input has joined or been

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.messages import Call
+from gateway.calls import Call
 
 # The sticky key says which calls belong together, so that the second one finds the first one's KV cache. Pure.
 Sticky = Literal["off", "conversation", "user", "prefix"]

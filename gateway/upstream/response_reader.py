@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
+from gateway.calls import Dialect
 from gateway.config.backends import Timeouts
 from gateway.dialect_traits import OpenParts
 from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Comment, Dialect, Event, EventStream, FullBody, Response, media_type
+from gateway.messages import ByteStream, Comment, Event, EventStream, FullBody, Response, media_type
 from gateway.streams import END_OF_BODY_S, Comments, ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of, decode_whole

@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from gateway.calls import Call
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
@@ -24,7 +25,7 @@ from gateway.errors import (
     UpstreamStreamError,
 )
 from gateway.latency_forecast import Prediction
-from gateway.messages import Call, Event, EventStream, FullBody, Response
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.observability.metrics import MetricBundle
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, ModelCondition

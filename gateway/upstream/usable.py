@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gateway.messages import Admission, Call
+from gateway.calls import Call
+from gateway.outcomes import Admission
 
 MAX_DOUBTED_BYTES = 2048  # a longer answer has a text
 MAX_SPACE = 4096  # bytes before an answer; some servers keep a connection alive with them

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from gateway.messages import Call
+from gateway.calls import Call
 from gateway.upstream.load_balancer import LoadCandidate
 
 MODULE = "gateway.features.prefixes.prefixes"

@@ -12,7 +12,7 @@ import pytest
 from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import BRIEF_ENTRIES
-from gateway.messages import Vector
+from gateway.entries import Vector
 from gateway.ports import StoredVector
 
 DIMENSION = 8

@@ -16,7 +16,7 @@ from gateway.adapters.faiss.exclusive_executor import ExecutorClosed
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix
 from gateway.adapters.faiss.rebuilder import Check, IndexPlan, train_centroids
-from gateway.messages import Vector
+from gateway.entries import Vector
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.waiting import until
 

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.adapters.embedding.embedders import InlineEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.entries import Embedding
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding
 
 
 async def test_it_gives_what_its_encoder_gives_in_the_thread_that_asks() -> None:

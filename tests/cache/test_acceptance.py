@@ -14,7 +14,7 @@ from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import load_calibration
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import Acceptance, StoredCandidate
 
 VERIFIER = ThresholdVerifier()

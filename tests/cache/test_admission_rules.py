@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.admission import UseCounts, admit_response, refuse_request, roles_of
+from gateway.calls import Inspection
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.schema import AdmitRule
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.openai.responses import OpenAIResponses
-from gateway.messages import Admission, Inspection
+from gateway.outcomes import Admission
 from tests.config.documents import config, rule, text
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of

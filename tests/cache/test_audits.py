@@ -20,9 +20,10 @@ from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.dialects.openai.dialect import OpenAI
+from gateway.entries import Embedding
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Refusal
 from gateway.observability.access_log import AccessLog
+from gateway.outcomes import Refusal
 from gateway.ports import Acceptance
 from gateway.streams import BufferedBody
 from tests.fixtures.clock import FakeClock

@@ -22,7 +22,7 @@ from gateway.cache.bans import (
     limit_bans,
     with_matching,
 )
-from gateway.messages import EmbeddedVector, Entry
+from gateway.entries import EmbeddedVector, Entry
 from tests.fixtures.entries import entry_of, hexed, vector_of
 
 NOW = 1_000_000.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.freshness import parse_directives
-from gateway.messages import CacheDirectives
+from gateway.entries import CacheDirectives
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from gateway.cache.embedding_spaces import PendingEmbeddings
 from gateway.cache.recovery import Recovery
 from gateway.cache.threshold.route_control import Evidence
 from gateway.config import Config
+from gateway.entries import Embedding, Neighbour, Vector
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Neighbour, Vector
 from gateway.ports import Embedder
 from gateway.steps import parts
 from tests.cache.test_embedding_migration import Reversed, alike, is_exact, is_miss, is_semantic

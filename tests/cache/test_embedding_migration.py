@@ -17,8 +17,8 @@ from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache import model_factory
 from gateway.cli.doctor.network import running
 from gateway.config import Config
+from gateway.entries import Vector
 from gateway.features.replicas import embedder_announcements
-from gateway.messages import Vector
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of
 from tests.fixtures.gateways import gateway_of as gateway_with
 from tests.fixtures.stores import OutsideServer

@@ -11,8 +11,9 @@ import openai
 import pytest
 from aiohttp import web
 
+from gateway.calls import Call, Dialect
 from gateway.dialects.known import find_dialect
-from gateway.messages import Admission, Call, Dialect
+from gateway.outcomes import Admission
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.lexical import hard_difference, read
 from gateway.cache.verifiers import LearnedVerifier, load_weights
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import StoredCandidate
 
 CODE, IDENTIFIER, NUMBERS = Refusal.CODE, Refusal.IDENTIFIER, Refusal.NUMBERS

@@ -18,8 +18,9 @@ from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.schema import SemanticRule
+from gateway.entries import Embedding, Vector
 from gateway.errors import BadRequest
-from gateway.messages import Embedding, Refusal, Vector
+from gateway.outcomes import Refusal
 from gateway.ports import Opinion, StoredCandidate
 from tests.fixtures.entries import vector_of
 from tests.fixtures.targets import one_backend

@@ -11,7 +11,8 @@ import pytest
 from gateway.cache import flight as flights
 from gateway.cache.flight import SharedCall
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Comment, Event, EventStream, FullBody, Provenance, Response, Verdict
+from gateway.messages import ByteStream, Comment, Event, EventStream, FullBody, Provenance, Response
+from gateway.outcomes import Verdict
 from gateway.streams import BufferedStream, ClosingStream, Comments, ObservedStream, close_body, close_stream
 from gateway.unread_memory import UnreadMemory
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.freshness import freshness_of
-from gateway.messages import CacheDirectives, Lifetime
+from gateway.entries import CacheDirectives, Lifetime
 from tests.fixtures.entries import entry_of
 
 ANY = CacheDirectives()

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cache.instructions import instructions_in
 from gateway.cache.lexical import difference, hard_difference, read
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 
 ASKED = "How do I reset my password?"
 DIFFERENT = [

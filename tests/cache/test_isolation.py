@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.messages import Entry
+from gateway.entries import Entry
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of, stream
 

@@ -19,7 +19,8 @@ from gateway.cache.load_level import MAX_SECOND_OPINIONS
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.messages import Embedding, Refusal
+from gateway.entries import Embedding
+from gateway.outcomes import Refusal
 from gateway.ports import VERBATIM, Acceptance, EvaluatedCandidate, Opinion, StoredCandidate
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.keys import keys_of, owner_of
+from gateway.calls import Call, Decisive
 from gateway.dialects.openai.dialect import OpenAI
-from gateway.messages import Call, Decisive
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 OWNER = st.tuples(st.sampled_from(["user", "tenant", "global"]), TEXT, st.none() | TEXT)

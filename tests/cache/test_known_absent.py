@@ -13,8 +13,8 @@ from gateway.adapters.redis.entry_sizes import RedisEntrySizes
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.eviction import Evictor
 from gateway.cache.memory_cache import TieredStore
+from gateway.entries import Entry
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry
 from gateway.ports import EntrySize
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import EXACT_CACHE, Served, at_rest, config_of, gateway_of

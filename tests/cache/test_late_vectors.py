@@ -16,8 +16,8 @@ from gateway.cache.bans import Ban, BanConditions, SimilarityCondition
 from gateway.cache.late_vectors import LateVectors
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
+from gateway.entries import Embedding, Entry, Vector
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderCpu, EncoderQueue, OwnedText
 from gateway.tasks import cancel_and_wait

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.lexical import difference, read
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 
 DIFFERENT = [
     (Refusal.NUMBERS, "Who won the championship in 2021?", "Who won the championship in 2022?"),

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.cache.decoys import MARGIN, MAX_PER_ENTRY, NEAR, Decoys
 from gateway.cache.links import MAX_PER_QUESTION, Links, link_of
-from gateway.messages import Vector
+from gateway.entries import Vector
 from gateway.observability.access_log import AccessLog
 from tests.cache.test_audits import ASKED, HIT, MISS, OTHER, STORED, answering, config, other, policy, same, two_misses
 from tests.fixtures.clock import FakeClock

@@ -26,7 +26,7 @@ from gateway.cache.load_level import (
     next_level,
 )
 from gateway.cache.pair_queue import PairQueue
-from gateway.messages import Embedding
+from gateway.entries import Embedding
 from gateway.observability.metric_definitions import LEFT_OUT
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderQueue

@@ -14,8 +14,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Decisive
 from gateway.long_questions import MAX_FOCUS, MAX_READ, MAX_WHOLE, asking_part, split_question
-from gateway.messages import Bypass, Decisive
+from gateway.outcomes import Bypass
 from gateway.text_forms import fold_forms, fold_spaces
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.redis.store import RedisStore
-from gateway.messages import Entry
+from gateway.entries import Entry
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

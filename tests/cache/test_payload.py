@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.lexical import difference, quoted_in, read, transforms
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.records import NAMELESS, encode
 from gateway.cache.bans import Ban, BanConditions
 from gateway.cache.bans import encode as encode_ban
-from gateway.messages import Entry
+from gateway.entries import Entry
 from tests.features.erasure.test_erasure import ALICE, SECRET, erase, purge
 from tests.features.jobs.asking import main_of
 from tests.fixtures.entries import entry_of, hexed

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.redis.records import NAMELESS, VERSION, RecordInvalid, decode, encode
+from gateway.entries import Entry
 from gateway.features.export.lines import ImportedEntry, line_of, read_line
-from gateway.messages import Entry
 from tests.fixtures.entries import entry_of, hexed
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)

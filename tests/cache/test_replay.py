@@ -6,7 +6,8 @@ import pytest
 
 from gateway.cache.hits import MAX_REPLAY_S, paced, replay_duration_s
 from gateway.config.policy.model import ReplaySettings
-from gateway.messages import Event, Provenance, Verdict
+from gateway.messages import Event, Provenance
+from gateway.outcomes import Verdict
 from tests.fixtures.clock import FakeClock
 
 EVENTS = tuple(Event(str(i).encode()) for i in range(5))

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.cache import screen as screen_module
 from gateway.cache.screen import KEPT, PRIOR, PRIOR_WORTH, SHARE, Screen, Screening, ScreenThreshold
-from gateway.messages import Embedding, Vector
+from gateway.entries import Embedding, Vector
 from tests.fixtures.entries import DIMENSION, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex
 

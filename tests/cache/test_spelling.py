@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.lexical import hard_difference, read
 from gateway.cache.spelling import SAME, compare, compare_read
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.text_forms import FOLDED, KEPT, fold_forms
 
 PAIRS = [

@@ -17,8 +17,8 @@ from aiohttp import web
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, default_model_dir
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.cache.threshold.route_control import RouteControl
+from gateway.calls import Decisive
 from gateway.config.schema import EmbedderConfig, VerifierConfig
-from gateway.messages import Decisive
 from quality.decision import CachingEmbedder, Decision, StoredQuestion
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.hits import EVENT_BYTES, MAX_ANSWER_BYTES, SplitCache
+from gateway.calls import Call
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import MalformedResponse
-from gateway.messages import Call, Event
+from gateway.messages import Event
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cache.tool_calls import identifiers_of, refuse_tool_calls
 from gateway.config.policy.schema import AdmitRule
-from gateway.messages import Admission
+from gateway.outcomes import Admission
 from tests.features.answer_schemas.test_validator import (
     CHAT,
     MESSAGES,

@@ -16,7 +16,7 @@ from gateway.cache.late_vectors import LateVectors
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.vector_backlog import VectorBacklog
-from gateway.messages import Entry
+from gateway.entries import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderQueue
 from gateway.tasks import cancel_and_wait

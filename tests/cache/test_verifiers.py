@@ -49,7 +49,7 @@ from gateway.cache.verifiers import (
     score_of,
 )
 from gateway.errors import ModelUnavailable
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import Acceptance, Opinion, StoredCandidate
 
 VERIFIER = LearnedVerifier(load_weights())

@@ -14,8 +14,8 @@ from gateway.adapters.embedding import embedders
 from gateway.adapters.embedding.embedders import REST_FACTOR, TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder, rest_after
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.system.thread_priority import MODEL_NICENESS
+from gateway.entries import Embedding
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding
 from gateway.ports import EncoderQueue
 from tests.fixtures.waiting import until
 

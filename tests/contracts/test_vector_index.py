@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.rebuilder import IndexPlan
-from gateway.messages import Neighbour, Vector
+from gateway.entries import Neighbour, Vector
 from gateway.ports import VectorIndex
 from tests.fixtures import cuda
 from tests.fixtures.entries import DIMENSION, vector_of

@@ -8,11 +8,12 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
+from gateway.calls import Call
 from gateway.dialects.anthropic.dialect import Anthropic
 from gateway.dialects.anthropic.errors import error, kind_for_status
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call
+from gateway.outcomes import Bypass
 
 PATH = "/v1/messages"
 

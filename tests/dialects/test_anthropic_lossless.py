@@ -23,7 +23,7 @@ from gateway.dialects.anthropic.answers import (
 )
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission
+from gateway.outcomes import Admission
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded
 
 OBJECTS = st.dictionaries(TEXTS, JSON, max_size=3)

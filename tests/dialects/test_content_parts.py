@@ -10,7 +10,8 @@ import pytest
 from gateway.dialects.anthropic import answers as anthropic_answers
 from gateway.dialects.openai.answers import CHAT, DONE, assemble, inspect, split
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission, Event
+from gateway.messages import Event
+from gateway.outcomes import Admission
 from tests.dialects.test_openai_answers import chunk, data_of, encoded, part, whole
 from tests.dialects.test_translation import through, to_openai
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.calls import Call, Decisive, Outgoing
 from gateway.dialects.anthropic import answers
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai.answers import CHAT, DONE, split
@@ -16,7 +17,8 @@ from gateway.dialects.openai.dialect import CHAT as CHAT_PATH
 from gateway.dialects.translation.neutral import translation_between
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Event, Outgoing
+from gateway.messages import Event
+from gateway.outcomes import Bypass
 
 
 class Asks:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects.openai.answers import DONE, assemble, inspect, split
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission, Call, Event
+from gateway.messages import Event
+from gateway.outcomes import Admission
 
 CHAT, TEXT = "chat.completions", "completions"
 HEAD = {"id": "chatcmpl-1", "created": 1700000000, "model": "m", "system_fingerprint": None, "service_tier": "default"}

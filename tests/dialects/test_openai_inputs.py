@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call, InputSplit
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import MalformedResponse
-from gateway.messages import Call, InputSplit
 
 EMBEDDINGS = "/v1/embeddings"
 TEXTS = st.lists(st.text(max_size=20) | st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=8)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.conversation import split_pieces
 from gateway.dialects.openai.answers import DONE, assemble, inspect, renew, split
-from gateway.messages import Admission
+from gateway.outcomes import Admission
 from tests.dialects.test_openai_answers import (
     CHAT,
     CHAT_ANSWERS,

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects.known import accepts, find_dialect
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.openai.responses import OpenAIResponses
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Bypass, Call, Event
+from gateway.messages import Event
+from gateway.outcomes import Admission, Bypass
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded
 
 RESPONSES = OpenAIResponses()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from gateway.calls import Dialect
 from gateway.dialects.anthropic.dialect import Anthropic
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.openai.responses import OpenAIResponses
 from gateway.features.kserve.dialect import KServe
-from gateway.messages import Dialect, Event
+from gateway.messages import Event
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 1}}
 STOPPED = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.dialects.openai.answers import CHAT, DONE, assemble, inspect
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission, Event
+from gateway.messages import Event
+from gateway.outcomes import Admission
 from tests.dialects.test_openai_answers import chunk, part
 from tests.dialects.test_translation import through, to_openai
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import TranslatedCall
 from gateway.dialects.anthropic import answers as anthropic_answers
 from gateway.dialects.anthropic.dialect import Anthropic
 from gateway.dialects.anthropic.models import anthropic_model
@@ -24,7 +25,8 @@ from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.openai import answers as openai_answers
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Event, TranslatedCall
+from gateway.messages import Event
+from gateway.outcomes import Admission
 from gateway.upstream.header_filter import own_headers, translated_headers
 from tests.dialects.test_anthropic_lossless import MESSAGES as ANY_MESSAGES
 from tests.dialects.test_anthropic_lossless import cut, message, uses_at

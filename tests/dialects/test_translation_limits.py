@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import TranslatedCall
 from gateway.dialects.anthropic import answers as anthropic_answers
 from gateway.dialects.anthropic.thinking import fit_thinking
 from gateway.dialects.translation.stops import ChatStops, StopText
 from gateway.errors import BadRequest
-from gateway.messages import Event, TranslatedCall
+from gateway.messages import Event
 from tests.dialects.test_anthropic_lossless import message
 from tests.dialects.test_openai_answers import encoded
 from tests.dialects.test_translation import completion, through, to_claude, to_openai

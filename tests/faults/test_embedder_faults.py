@@ -16,7 +16,7 @@ from gateway import app
 from gateway.adapters.embedding import embedders
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.messages import Embedding
+from gateway.entries import Embedding
 from tests.fixtures.gateways import PATIENT_S, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

@@ -22,7 +22,7 @@ from redis import Redis
 from gateway.adapters.redis import embedded_valkey
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LoadingProbe, ValkeySupervisor
 from gateway.adapters.system.child_process import ChildFailed
-from gateway.messages import Entry
+from gateway.entries import Entry
 from gateway.observability.json_logging import EVERY_S, RateLimitedLog
 from gateway.tasks import Backoff
 from tests.features.jobs.asking import over, submit

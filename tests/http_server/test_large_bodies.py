@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects import json_body
 from gateway.dialects.json_body import check_keys
 from gateway.dialects.openai import dialect
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.errors import PayloadTooLarge
-from gateway.messages import Call
 from gateway.steps.parse_and_route import LARGE_BODY
 from tests.fixtures.gateways import EXACT_CACHE, TIERS, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

@@ -17,8 +17,9 @@ from aiohttp import web
 
 from bench.process import children
 from gateway.errors import StartupError
-from gateway.messages import Bypass, Provenance, Verdict
+from gateway.messages import Provenance
 from gateway.observability.response_headers import cache_status
+from gateway.outcomes import Bypass, Verdict
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, stream

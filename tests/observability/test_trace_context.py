@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.messages import Verdict
 from gateway.observability.access_log import LogShares
+from gateway.outcomes import Verdict
 from gateway.tracing import LOW_BITS, inject_trace, metadata_of, parent_of, sampling_limit, traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.cache.decoys import Decoys
-from gateway.messages import Embedding
+from gateway.entries import Embedding
 from gateway.ports import Opinion, StoredCandidate
 from quality.decision import CachingEmbedder
 from quality.labels import Labels

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.cache.threshold.route_control import RouteControl
-from gateway.messages import Embedding
+from gateway.entries import Embedding
 from gateway.ports import Opinion, StoredCandidate
 from quality.decision import CachingEmbedder, FixedThreshold
 from quality.figures import Point, best_within, precision_area, promise_share, served_share_at, windows

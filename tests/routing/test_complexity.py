@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.admin.explanation import parse_request
-from gateway.messages import Vector
+from gateway.entries import Vector
 from gateway.routing.complexity import (
     TRAINED,
     WEIGHTS,

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway import app
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.messages import Embedding
+from gateway.entries import Embedding
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock

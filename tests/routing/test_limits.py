@@ -13,7 +13,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway.messages import Price
+from gateway.prices import Price
 from gateway.routing import rate_limiter
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, aboard, config_of, gateway_of

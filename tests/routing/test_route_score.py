@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
-from gateway.messages import ScoredPrompt
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.residual_fit import CAPACITY, MAX_MOVE, LabelArrays, PromptLabels, fit_residual
 from gateway.routing.route_score import MIN_LABELS, FitResult, RouteScore, attempt_fit
 from gateway.routing.tier_learning import TierLearning
+from gateway.scores import ScoredPrompt
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.targets import light_and_large
 

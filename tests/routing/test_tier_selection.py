@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
-from gateway.messages import Choice
+from gateway.outcomes import Choice
 from gateway.routing.budget import budget_of
 from gateway.routing.selection import Decision, choose, fits, only
 from tests.fixtures.targets import light_and_large, one_backend

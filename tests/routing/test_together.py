@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.messages import Choice
+from gateway.outcomes import Choice
 from gateway.upstream.upstream import COOLDOWN_S
 from tests.features.cascade.test_cascade import sure
 from tests.fixtures.clock import FakeClock

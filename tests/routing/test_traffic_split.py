@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.config.policy.model import Target, Tier
 from gateway.config.policy.targets import TierPart
-from gateway.messages import Choice
+from gateway.outcomes import Choice
 from gateway.routing.selection import Decision, resolve_splits, split_point, with_fallbacks
 from tests.fixtures.targets import light_and_large
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.adapters.onnx.model_files import MODEL, STATIC_FILE, default_model_dir
 from gateway.cache.links import link_of
 from gateway.cache.screen import KEPT, Screen
-from gateway.messages import Embedding, Entry
+from gateway.entries import Embedding, Entry
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, at_rest, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

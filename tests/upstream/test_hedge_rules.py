@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.context import Load
-from gateway.messages import Bypass, Call
+from gateway.outcomes import Bypass
 from gateway.upstream.hedging import (
     BURST,
     MIN_DELAY_S,

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import orjson
 
+from gateway.calls import Call, Decisive, Outgoing
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Outgoing
+from gateway.outcomes import Bypass
 
 
 class Shout(Unstreamed):

@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 
 from gateway.adapters.system.thread_priority import MODEL_NICENESS, lower_priority
 from gateway.bounded_cache import BoundedCache
+from gateway.entries import Embedding
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding
 from gateway.moving_average import moving_average
 from gateway.ports import EncoderCpu, EncoderQueue, ImmediateEncoder, OwnedText, TextEncoder
 

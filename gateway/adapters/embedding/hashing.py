@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gateway.messages import Embedding, Vector
+from gateway.entries import Embedding, Vector
 
 MAX_WORDS = 256  # like the limit of the real model, so that truncation can be tested without it
 MAX_CHARACTERS = 4096

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from gateway.entries import Embedding
 from gateway.errors import StartupError
-from gateway.messages import Embedding
 
 BATCH = 32  # texts per forward pass; the library sorts them by length
 

@@ -14,8 +14,8 @@ import faiss
 import numpy as np
 
 from gateway.adapters.faiss.partition import FlatPartition, Ids, Matrix, search_lists
+from gateway.entries import Vector
 from gateway.errors import StartupError
-from gateway.messages import Vector
 
 LOG = logging.getLogger("nearhit.index")
 

@@ -22,8 +22,8 @@ from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Partition
 from gateway.adapters.faiss.rebuilder import IndexPlan, Rebuilder, Train, train_centroids
 from gateway.adapters.faiss.shard_map import ShardMap, load_shard_map, split_chunk
+from gateway.entries import Neighbour, Vector
 from gateway.errors import IndexUnavailable
-from gateway.messages import Neighbour, Vector
 from gateway.ports import StoredVector
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.messages import Vector
+from gateway.entries import Vector
 
 # The vectors of a small scope, as a plain matrix.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.adapters.faiss.checkpoint import CheckpointChunk, InvertedLists
 from gateway.adapters.faiss.partition import FlatPartition, Ids, IvfPartition, Partition, Slice
-from gateway.messages import Neighbour, Vector
+from gateway.entries import Neighbour, Vector
 
 # Measured (make bench-index): fingerprint and id in three tables; an empty flat partition with its scope.
 ENTRY_BYTES = 300

@@ -18,7 +18,7 @@ import numpy as np
 from gateway.adapters.onnx.model_dir import open_session
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
-from gateway.messages import Embedding, Vector
+from gateway.entries import Embedding, Vector
 
 OUTPUT = "sentence_embedding"
 # Bounds on a common pass. A pass of n tokens takes some 0.5 ms plus 0.035 ms a token, so the constant part costs as

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gateway.adapters.onnx.model_files import STATIC_FILE, TOKENIZER_FILE, ModelCorrupt, ModelMissing, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
-from gateway.messages import Embedding
+from gateway.entries import Embedding
 
 MIN_NORM = 1e-6  # of a sum of token vectors; a shorter one has no known token
 

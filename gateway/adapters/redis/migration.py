@@ -14,7 +14,7 @@ from typing import Any
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.records import RecordInvalid
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
-from gateway.messages import Vector
+from gateway.entries import Vector
 from gateway.ports import ChangeKind, ForeignEntry
 
 # a hash: the embedder that lookups use (`serving`), and the one for which the others' vectors were dropped (`tidied`)

@@ -16,8 +16,8 @@ from gateway.adapters.redis.entry_pages import read_entries
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.records import VERSION, RecordInvalid
 from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
+from gateway.entries import EmbeddedVector, Entry
 from gateway.errors import StoreUnavailable
-from gateway.messages import EmbeddedVector, Entry
 from gateway.ports import ChangeKind
 
 AUDIT = PREFIX + "audit"

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgpack
 
-from gateway.messages import Entry
+from gateway.entries import Entry
 
 VERSION = 4
 SEALED = b"\x80"  # no version of a plain record begins like this

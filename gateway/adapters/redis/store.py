@@ -21,8 +21,8 @@ from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
 from gateway.adapters.redis.records import PLAIN, RecordCodec, RecordInvalid
 from gateway.adapters.redis.store_client import Script, StoreClient
 from gateway.circuit_breaker import BreakerState
+from gateway.entries import Entry, Vector
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry, Vector
 from gateway.observability.json_logging import RateLimitedLog
 from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeJournal, ChangeKind, Clock, StoredVector, StoreStats
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.answer_similarity import SAME_FROM
-from gateway.messages import Vector
+from gateway.entries import Vector
 
 MEMORY = 1_000  # answers after which an answer's weight is 1/e
 RECENT = 32  # last answers of a route, so that an outage shows after a few of them

@@ -26,8 +26,8 @@ from gateway.cache.threshold.ledger import (
 )
 from gateway.cache.threshold.wrong_hits import Label, WrongHitEstimate, WrongHits
 from gateway.cache.threshold.wrong_shares import FloatArray
+from gateway.entries import Vector
 from gateway.errors import SnapshotInvalid
-from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
 
 # Labelled lookups near a question move its score up or down.

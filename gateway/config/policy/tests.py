@@ -15,7 +15,7 @@ from gateway.config.errors import ConfigError, KeyPath
 from gateway.config.fields import Text
 from gateway.config.validation import Problem, Section, one_of
 from gateway.config.yaml_loader import YamlSource
-from gateway.messages import Bypass
+from gateway.outcomes import Bypass
 
 MAX_EXPECTATIONS = 200  # in one file
 # The other reasons depend on a store, an embedder or a client that waits, and a test has none of them.

@@ -10,13 +10,15 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Inspection, Token
 from gateway.dialects.anthropic.errors import error_sentence
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai.answers import reading
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission, Event, Inspection, Token
+from gateway.messages import Event
+from gateway.outcomes import Admission
 
 # Split a complete message into the events of a stream. Pure.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Decisive, Inspection, TextAnswer
 from gateway.dialect_traits import AnswerParts, Budgets, DemandedForm, Endpoint, ModelObjects, Tunable
 from gateway.dialects.anthropic import answers, errors
 from gateway.dialects.anthropic.budgets import cap_budget, set_budget
@@ -39,7 +40,8 @@ from gateway.dialects.reported_errors import read_error
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.dialects.structured_answers import read_parts
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
+from gateway.messages import Event
+from gateway.outcomes import Bypass
 
 VERSION, BETA = "anthropic-version", "anthropic-beta"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.calls import Call
 from gateway.dialects.json_body import dump_json
 from gateway.dialects.open_inference.message import InferenceRequest, InferenceResponse, pack, unpack
 from gateway.dialects.open_inference.tensors import Tensor, elements, pack_strings
 from gateway.errors import MalformedResponse
-from gateway.messages import Call
 
 
 def batch_rows(call: Call) -> int | None:

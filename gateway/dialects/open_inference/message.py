@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.calls import Content
 from gateway.dialects.json_body import ABSENT, dump_json, invalid_field, parse_numbers
 from gateway.dialects.open_inference.tensors import (
     MAX_DIMENSIONS,
@@ -21,7 +22,6 @@ from gateway.dialects.open_inference.tensors import (
     validate_content,
 )
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Content
 
 BINARY_SIZE, BINARY, ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 MAX_TENSORS = 1024

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.calls import Inspection, Token
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, escape_line_ends, json_writer, load_json
 from gateway.dialects.openai.chat_deltas import REPLACED_FIELDS, ChatMessage
 from gateway.dialects.openai.vector_format import encode_vector, has_vectors
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission, Event, Inspection, Token
+from gateway.messages import Event
+from gateway.outcomes import Admission
 
 # Join the chunks of a stream into the body that the same request without `stream` gets. Pure.
 #

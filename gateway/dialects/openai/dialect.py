@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Decisive, Inspection, Outgoing, TextAnswer
 from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, ModelObjects, OpenParts, Tunable
 from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.equal_forms import with_defaults_left_out
@@ -39,7 +40,8 @@ from gateway.dialects.openai.structured_answers import demanded_form, read_parts
 from gateway.dialects.openai.vector_format import in_order, with_vector_format
 from gateway.dialects.reported_errors import read_error
 from gateway.dialects.structured_answers import read_parts
-from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
+from gateway.messages import Event
+from gateway.outcomes import Admission, Bypass
 
 # Each input of an embeddings call is treated as a call. Pure.
 Parse = Callable[[dict[str, Any]], Call]

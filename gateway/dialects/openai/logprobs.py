@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call
 from gateway.dialects.json_body import escape_line_ends, json_writer, load_json
 from gateway.dialects.openai.answers import CHAT, DONE, assemble_body, reading
 from gateway.errors import MalformedResponse
-from gateway.messages import Call
 
 
 class OpenAILogprobs:

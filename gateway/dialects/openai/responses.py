@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Decisive, Inspection, TextAnswer
 from gateway.dialect_traits import AnswerParts, DemandedForm, Tunable
 from gateway.dialects.conversation import Conversational, split_content, transcript
 from gateway.dialects.json_body import (
@@ -32,7 +33,8 @@ from gateway.dialects.openai.structured_responses import demanded_form, read_par
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.dialects.structured_answers import as_dict, read_parts
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
+from gateway.messages import Event
+from gateway.outcomes import Admission, Bypass
 
 RESPONSES = "/v1/responses"
 OPERATION = "responses"

@@ -11,12 +11,14 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Inspection, Token
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai.answers import DONE, cached_tokens, reading
 from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
-from gateway.messages import Admission, Event, Inspection, Token
+from gateway.messages import Event
+from gateway.outcomes import Admission
 
 # Split a complete response into the typed events of a stream. Pure.
 #

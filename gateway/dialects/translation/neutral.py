@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gateway.calls import Call, Dialect, Outgoing, TranslatedCall, Translation
 from gateway.dialects.known import DEFAULT, DIALECTS
-from gateway.messages import Call, Dialect, Event, Outgoing, TranslatedCall, Translation
+from gateway.messages import Event
 
 NEUTRAL = DEFAULT
 

@@ -21,9 +21,9 @@ from referencing.exceptions import Unresolvable
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.schema_checks import Validity
+from gateway.calls import Call
 from gateway.dialect_traits import DemandedForm, Schema
 from gateway.features.answer_schemas.pattern_cost import is_cheap
-from gateway.messages import Call
 
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_ANSWER_BYTES = 128 * 1024  # of its events together, or of its body

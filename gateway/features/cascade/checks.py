@@ -14,11 +14,13 @@ import orjson
 from gateway.cache.answer_judge import internal_request
 from gateway.cache.answer_similarity import compare, embed_text, is_comparable, is_same_text, similarity
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.calls import Call
 from gateway.context import RequestContext
 from gateway.errors import EmbedderUnavailable, GatewayError, UpstreamStreamError
 from gateway.features.cascade.policy import agreement, is_applicable, is_non_answer, sample_call, wants_json
 from gateway.features.cascade.rule import CascadeRule
-from gateway.messages import Admission, Call, FullBody, Usage
+from gateway.messages import FullBody, Usage
+from gateway.outcomes import Admission
 from gateway.ports import Embedder
 from gateway.routing.fallback import Fallback
 from gateway.streams import BufferedResponse, buffer_response, close_body

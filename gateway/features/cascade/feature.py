@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gateway.calls import Call
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
 from gateway.context import RequestContext
@@ -12,7 +13,6 @@ from gateway.feature import Core, Feature, Runtime, Unsupported
 from gateway.features.cascade.policy import is_applicable
 from gateway.features.cascade.rule import SUMMARY, CascadeRule, logprobs_warnings
 from gateway.features.cascade.trials import CascadeDispatch, CascadeMetrics
-from gateway.messages import Call
 from gateway.routing.trials import CallBackends, TrialParts
 from gateway.steps.route_ports import RoutePorts
 

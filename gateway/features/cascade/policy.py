@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.calls import Call
 from gateway.features.cascade.rule import Check
-from gateway.messages import Call
 
 # Minimum temperature of extra samples. Self-consistency was measured with it (Wang et al., "Self-Consistency Improves
 # Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).

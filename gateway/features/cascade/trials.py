@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.cache.schema_checks import SchemaChecks, Validity
+from gateway.calls import Call, Inspection, TokenLogprobs
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
 from gateway.features.cascade.checks import AnswerChecks, CheckedAnswer, Grader, Sample
 from gateway.features.cascade.policy import token_confidence
 from gateway.features.cascade.rule import CascadeRule
-from gateway.messages import Admission, Call, Choice, Inspection, TokenLogprobs, Usage
+from gateway.messages import Usage
 from gateway.observability.metrics import Counter
+from gateway.outcomes import Admission, Choice
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.routing.trials import TrialParts

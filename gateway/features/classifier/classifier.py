@@ -15,6 +15,7 @@ from importlib import import_module
 from weakref import WeakValueDictionary
 
 from gateway.cache.redaction import Redaction
+from gateway.calls import Call
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.config.policy.model import Route, Target
 from gateway.context import FeatureState, RequestContext
@@ -28,7 +29,6 @@ from gateway.features.classifier.question import (
     TextClassifier,
 )
 from gateway.features.classifier.rule import ComplexityRule
-from gateway.messages import Call
 from gateway.observability.metrics import Counter
 from gateway.ports import Clock
 from gateway.steps.route_ports import RoutePorts

@@ -23,11 +23,11 @@ from gateway.cache.index_checkpoints import IndexFiles
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge, PurgeRequest
 from gateway.cache.stored_parts import DISK, LEARNED, MESSAGES, RELATIONS, StoredParts, UnreachedPart
+from gateway.entries import Vector
 from gateway.errors import GatewayError, StoreUnavailable
 from gateway.feature import all_features
 from gateway.files import unowned_dirs
 from gateway.jobs import erasable_parts
-from gateway.messages import Vector
 from gateway.ports import Clock, RelationStore
 from gateway.steps.erasures import ErasureCore
 from gateway.subjects import Subject, SubjectDigests

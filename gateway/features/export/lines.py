@@ -12,9 +12,11 @@ import orjson
 from pydantic import Field, ValidationError, create_model
 
 from gateway.cache.hits import call_of
+from gateway.calls import Dialect
 from gateway.config.units import parse_duration
 from gateway.config.validation import Section, error_messages
-from gateway.messages import Admission, Dialect, Entry, Vector
+from gateway.entries import Entry, Vector
+from gateway.outcomes import Admission
 
 # JSON lines are for backups, for moves to another store and for training a light model.
 VERSION, OLDEST = 2, 1  # lines of version 1 do not name the subjects of an entry

@@ -14,9 +14,10 @@ from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.purge import Purge
 from gateway.cache.redaction import Redaction
+from gateway.calls import Dialect
+from gateway.entries import EmbeddedVector, Entry, Vector
 from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
 from gateway.features.export.lines import ImportedEntry, LineInvalid, chat_line_of, is_admitted, line_of, read_line
-from gateway.messages import Dialect, EmbeddedVector, Entry, Vector
 from gateway.ports import Clock
 
 BATCH = 32  # lines per batch, as many as the embedder takes in one forward pass

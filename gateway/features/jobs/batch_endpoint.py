@@ -21,7 +21,8 @@ from gateway.features.jobs.endpoint import RETRY_AFTER_S, CredentialPolicy, key_
 from gateway.features.jobs.store import BatchFile, BatchStore, JobBatch
 from gateway.features.jobs.submission import stored_headers
 from gateway.jobs import BATCH_PATHS
-from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
+from gateway.messages import FullBody, Provenance, Response
+from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Clock
 
 MAX_FILES, MAX_FILES_PER_TENANT, MAX_BATCHES_PER_TENANT = 10_000, 500, 500

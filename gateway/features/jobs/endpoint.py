@@ -34,8 +34,9 @@ from gateway.features.jobs.submission import (
 )
 from gateway.features.jobs.workers import JobWorkers
 from gateway.jobs import PATH
-from gateway.messages import Bypass, Event, EventStream, FullBody, Provenance, Response, Verdict
+from gateway.messages import Event, EventStream, FullBody, Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass, Verdict
 from gateway.principal import ACCOUNT, HEADER
 from gateway.streams import ClosingStream
 from gateway.subjects import SubjectsOf, body_user

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, ClientForm, Decisive, Inspection, Outgoing, TextAnswer, Token
 from gateway.dialect_traits import Endpoint
 from gateway.dialects.conversation import is_blank
 from gateway.dialects.equal_forms import number
@@ -30,18 +31,8 @@ from gateway.dialects.open_inference.paths import model_of_path, with_model_name
 from gateway.dialects.open_inference.tensors import Tensor, TensorInvalid, elements, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import (
-    Admission,
-    Bypass,
-    Call,
-    ClientForm,
-    Decisive,
-    Event,
-    Inspection,
-    Outgoing,
-    TextAnswer,
-    Token,
-)
+from gateway.messages import Event
+from gateway.outcomes import Admission, Bypass
 
 # Set for gRPC clients that accept several responses. No HTTP header can have this name.
 STREAM = ":stream"

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.bounded_cache import BoundedCache
+from gateway.calls import Call
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
 from gateway.dialects.operations import CALL, Operation, operation_of
@@ -16,8 +17,10 @@ from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import Forbidden, GatewayError
 from gateway.limits import MICROS
-from gateway.messages import Bypass, Call, Price, Unit, Usage
+from gateway.messages import Usage
+from gateway.outcomes import Bypass
 from gateway.ports import Clock
+from gateway.prices import Price, Unit
 from gateway.routing.limit_evaluation import (
     MAX_KINDS,
     CostEstimate,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from gateway.calls import Inspection
 from gateway.context import InspectedAnswer, RequestContext
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage, UsageReader
@@ -13,8 +14,9 @@ from gateway.errors import UpstreamStreamError
 from gateway.features.limits.metering import MeteredCall, RouteMeter, Spent
 from gateway.features.limits.socket_meter import MeteredSocket
 from gateway.limits import MICROS, Demand, TakeResult
-from gateway.messages import Admission, ByteStream, Event, EventStream, FullBody, Inspection, Response, Tunnel
+from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Admission
 from gateway.ports import Clock
 from gateway.routing.limit_evaluation import CostEstimate, LimitRequest, is_amount, is_near, returns_of
 from gateway.routing.rate_limiter import Grant, RateLimiter, take_limits

@@ -13,12 +13,10 @@ from gateway.errors import BudgetExceeded, Forbidden, ServeStale
 from gateway.features.limits.metering import MeteredCall, RouteMeter, metered_call
 from gateway.features.limits.settlement import ReservedCall, Settlement
 from gateway.limits import Limits, Per
-from gateway.messages import (
-    Price,
-    Response,
-)
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.prices import Price
 from gateway.routing.limit_evaluation import (
     ALL_ROUTES,
     LimitRequest,

@@ -14,11 +14,13 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import CacheHints, Call, Decisive, Inspection, Outgoing
 from gateway.dialects.json_body import dump_json, read_object
 from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Admission, Bypass, CacheHints, Call, Decisive, Event, Inspection, Outgoing
+from gateway.messages import Event
+from gateway.outcomes import Admission, Bypass
 
 SESSION = "mcp-session-id"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"  # in `_meta` from 2026-07-28 on, the first version with hints

@@ -11,9 +11,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gateway.bounded_cache import BoundedCache
+from gateway.calls import CacheHints, Call
+from gateway.entries import CacheDirectives
 from gateway.features.mcp.dialect import CALL_TOOL, CHANGES, READ_RESOURCE, has_hints, params_of
 from gateway.features.mcp.rule import McpResultRule, McpRule, McpToolRule
-from gateway.messages import Admission, Bypass, CacheDirectives, CacheHints, Call
+from gateway.outcomes import Admission, Bypass
 
 MAX_CHANGES = 10_000  # remembered changes; before the oldest one, all results count as changed
 MAX_LISTS, MAX_TOOLS = 4_096, 2_000  # remembered lists of tools, and tools of one list

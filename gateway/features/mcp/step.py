@@ -11,9 +11,11 @@ from gateway.cache.freshness import bypass_of
 from gateway.cache.keys import keys_of, owner_of, variant_of
 from gateway.cache.placement import Placed
 from gateway.cache.response_directives import is_anonymous
+from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
 from gateway.context import FeatureState, Handler, RequestContext, resolve_response
 from gateway.dialects.sse import SSEParser
+from gateway.entries import CacheKeys
 from gateway.errors import UpstreamStreamError
 from gateway.feature import Runtime
 from gateway.features.mcp.dialect import (
@@ -37,17 +39,9 @@ from gateway.features.mcp.results import (
     subject_of,
 )
 from gateway.features.mcp.rule import McpRule
-from gateway.messages import (
-    Admission,
-    Bypass,
-    ByteStream,
-    CacheKeys,
-    Call,
-    FullBody,
-    Inspection,
-    Response,
-)
+from gateway.messages import ByteStream, FullBody, Response
 from gateway.observability.response_headers import HITS
+from gateway.outcomes import Admission, Bypass
 from gateway.ports import Clock
 from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, with_observer

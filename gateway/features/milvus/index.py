@@ -20,9 +20,9 @@ from pymilvus import DataType, MilvusClient
 
 from gateway.bounded_cache import BoundedCache
 from gateway.circuit_breaker import BreakerState
+from gateway.entries import Neighbour, Vector
 from gateway.errors import IndexUnavailable
 from gateway.features.milvus.server import MilvusServer
-from gateway.messages import Neighbour, Vector
 from gateway.ports import Clock, StoredVector
 from gateway.tasks import Background
 

@@ -14,15 +14,17 @@ from typing import Any
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.calls import Call
 from gateway.config.policy.model import Route
 from gateway.config.policy.schema import AuditRule
 from gateway.context import RequestContext
 from gateway.errors import BackendOverloaded, GatewayError, UpstreamStreamError
 from gateway.feature import Runtime
 from gateway.features.mirror.rule import ShadowRule
-from gateway.messages import Call, Event, EventStream, FullBody, Price, Response
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.observability.metrics import Counter
 from gateway.ports import Clock
+from gateway.prices import Price
 from gateway.priority import Priority
 from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, buffer_response, with_observer

@@ -13,6 +13,7 @@ import onnxruntime
 import orjson
 
 from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
+from gateway.calls import Call, TextAnswer
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
@@ -23,7 +24,7 @@ from gateway.features.onnx_backend.text_models import (
     SentenceEmbedder,
     parse_classifier_input,
 )
-from gateway.messages import Call, Event, EventStream, FullBody, Response, TextAnswer
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.ports import Clock
 from gateway.streams import BufferedStream
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit, LimitedBackend

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
+from gateway.calls import Call, Token
 from gateway.dialects.translation.neutral import is_neutral
+from gateway.entries import Vector
 from gateway.errors import BadRequest, UnsupportedByBackend
-from gateway.messages import Call, Token, Vector
 
 SENTENCE, TOKENS = "sentence_embedding", ("token_embeddings", "last_hidden_state")
 

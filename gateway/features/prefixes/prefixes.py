@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.messages import Call
+from gateway.calls import Call
 from gateway.upstream.load_balancer import LoadCandidate, by_rank, first_within_bound
 
 BLOCK_BYTES = 512  # about 128 tokens: an eighth of the shortest prompt that OpenAI and Anthropic cache

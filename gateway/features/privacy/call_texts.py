@@ -10,7 +10,7 @@ from typing import cast
 
 import orjson
 
-from gateway.messages import Call, Content
+from gateway.calls import Call, Content
 
 # Names of the client, which no cache stores, and definitions by its developer. An answer may repeat all other fields.
 _UNREAD_FIELDS = frozenset(

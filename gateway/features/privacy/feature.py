@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any
 
+from gateway.calls import Call
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
 from gateway.context import FeatureState, Handler, RequestContext
 from gateway.feature import Core, Feature, FeatureStep, Place, Runtime, Unsupported
 from gateway.features.privacy.rule import SUMMARY, PrivacyRule, privacy_problems
-from gateway.messages import Call, Response
+from gateway.messages import Response
 from gateway.observability.metrics import Counter
 from gateway.steps.guard import skip
 from gateway.steps.parse_and_route import Reader

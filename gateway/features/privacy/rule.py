@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from gateway.cache.redaction import Redaction
+from gateway.calls import Call, Decisive
 from gateway.config.policy.schema import enabled_caches
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.features.privacy.call_texts import texts_of
 from gateway.features.privacy.personal_data import MAX_READ, Finding, Kind, find, redact, values_digest
-from gateway.messages import Bypass, Call, Decisive
+from gateway.outcomes import Bypass
 
 _NO_NAMES = {"name": "no pattern finds names, and a language model misses too many (docs/security.md)"}
 SUMMARY = (

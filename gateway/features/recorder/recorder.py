@@ -13,9 +13,10 @@ from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
 from gateway.files import unowned_dirs
-from gateway.messages import Provenance, TrafficFacts
+from gateway.messages import Provenance
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
+from gateway.scores import TrafficFacts
 from gateway.steps.recording import RecordedState, RecorderCore
 from gateway.steps.traffic_log.format import RecordedLabel, RecordedRequest, Row, SegmentHeading
 from gateway.steps.traffic_log.recorded_request import (

@@ -11,8 +11,8 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from gateway.entries import Entry
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Claim, Leases
 from gateway.tasks import spawn

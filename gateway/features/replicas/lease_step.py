@@ -12,10 +12,12 @@ from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.placement import Placement
 from gateway.context import Handler, RequestContext, resolve_response
+from gateway.entries import Entry, Lifetime
 from gateway.errors import StoreUnavailable
 from gateway.features.replicas.cluster_leases import ClusterLeases
-from gateway.messages import Bypass, Entry, Lifetime, Provenance, Response, Verdict
+from gateway.messages import Provenance, Response
 from gateway.observability.telemetry import Telemetry
+from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Clock, NearbyStore
 from gateway.routing.budget import max_wait_s
 from gateway.streams import with_completion

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
-from gateway.messages import Entry
+from gateway.entries import Entry
 from gateway.ports import Claim
 
 # KEYS: the lease, the entry, the counter. ARGV: the duration of a lease in ms.

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 
-from gateway.messages import Call
+from gateway.calls import Call
 
 VERSION = "/v1/"
 # The first segment of the paths under which OpenAI's, Azure's and Anthropic's APIs have resources.

@@ -21,8 +21,9 @@ from dataclasses import replace
 import numpy as np
 
 from gateway.config.policy.model import Target
+from gateway.entries import Vector
 from gateway.features.sessions.turns import Session, SessionEffect, SessionState
-from gateway.messages import Choice, Vector
+from gateway.outcomes import Choice
 from gateway.routing.selection import Decision, nearest_first
 
 FREE = frozenset({Choice.SIMPLE, Choice.COMPLEX, Choice.ONLY})  # reasons that a session may overrule

@@ -11,8 +11,10 @@ from hashlib import blake2b
 import orjson
 
 from gateway.bounded_cache import BoundedCache
+from gateway.calls import Call
 from gateway.config.policy.model import Route, Target
 from gateway.context import FeatureState, RequestContext
+from gateway.entries import Vector
 from gateway.feature import Runtime
 from gateway.features.sessions.hold import hold, next_state, outcome_of
 from gateway.features.sessions.rule import SessionRule
@@ -24,12 +26,14 @@ from gateway.features.sessions.turns import (
     identities,
     read_turn,
 )
-from gateway.messages import Call, Choice, Event, EventStream, FullBody, Response, ScoredPrompt, Scorer, Vector
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.observability.metrics import Counter
+from gateway.outcomes import Choice
 from gateway.ports import Clock
 from gateway.routing.backend_choice import NO_ROW
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.selection import Decision
+from gateway.scores import ScoredPrompt, Scorer
 from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, with_observer
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call
+from gateway.entries import Vector
 from gateway.features.sessions.rule import SessionName
-from gateway.messages import Call, Vector
 
 # A reply of at most so many words and bytes of UTF-8 answers the turn before it: "yes", "go on", "the second one".
 # The bytes bound languages without spaces, in which a whole sentence is one word.

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gateway.cache.admission import UseCounts, admit_response, refuse_request
+from gateway.calls import EMBEDDINGS, Inspection
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.config.policy.parameters import untuned
 from gateway.features.simulation.cache_model import Key
 from gateway.features.simulation.dataset import TrafficDay
 from gateway.features.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.latency_forecast import Prediction, RemainingBudget
-from gateway.messages import EMBEDDINGS, Admission, Choice, Inspection, Price, TierDecision
+from gateway.outcomes import Admission, Choice
+from gateway.prices import Price
 from gateway.routing.budget import budget_of
 from gateway.routing.latency_promises import Confidence
 from gateway.routing.selection import (
@@ -29,6 +31,7 @@ from gateway.routing.selection import (
     thresholds_of,
 )
 from gateway.routing.tier_controller import TierController
+from gateway.scores import TierDecision
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedRequest
 from gateway.upstream.latency import CallFeatures, LatencyBook
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gateway.cache.keys import owner_of
 from gateway.config.policy.model import Route
 from gateway.features.simulation.dataset import Node
-from gateway.messages import RequestFacts
+from gateway.scores import RequestFacts
 from gateway.steps.traffic_log.format import RecordedRequest
 
 Key = tuple[str, str, bytes]

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.messages import Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import Opinion
 from gateway.steps.traffic_log.format import RecordedCandidate, RecordedLabel, RecordedRequest, SegmentHeading
 from gateway.steps.traffic_log.reader import TrafficLog

@@ -9,8 +9,8 @@ from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.schema import SemanticRule
+from gateway.entries import Lifetime
 from gateway.errors import SnapshotInvalid
-from gateway.messages import Lifetime
 from gateway.ports import PriorBands
 from gateway.routing.tier_controller import TierController
 from gateway.steps.traffic_log.format import SegmentHeading

@@ -14,14 +14,17 @@ from gateway.cache.freshness import bypass_of, can_share_flight, freshness_of
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
+from gateway.entries import CacheDirectives
 from gateway.features.simulation.backend_model import BackendModel, CallResult
 from gateway.features.simulation.cache_model import CacheModel, Key, StoredAnswer, cache_keys
 from gateway.features.simulation.dataset import Node, TrafficDay
 from gateway.features.simulation.latency_model import LatencyModel
 from gateway.features.simulation.plans import RoutePlan, build_escalation, build_plan
 from gateway.features.simulation.semantic_model import NO_VECTOR, Ask, LookupResult, SemanticModel
-from gateway.messages import Bypass, CacheDirectives, Price, RequestFacts
+from gateway.outcomes import Bypass
 from gateway.ports import PriorBands
+from gateway.prices import Price
+from gateway.scores import RequestFacts
 from gateway.statuses import is_failure
 from gateway.steps.traffic_log.format import RecordedRequest
 

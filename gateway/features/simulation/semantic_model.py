@@ -12,9 +12,10 @@ from gateway.cache.freshness import freshness_of
 from gateway.cache.judgement import MAX_CANDIDATES, best_index, evaluate
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.schema import SemanticRule
+from gateway.entries import CacheDirectives, Lifetime
 from gateway.features.simulation.cache_model import CacheModel, Key, StoredAnswer
 from gateway.features.simulation.dataset import Node, TrafficDay
-from gateway.messages import CacheDirectives, Lifetime, Refusal
+from gateway.outcomes import Refusal
 from gateway.ports import VERBATIM, EvaluatedCandidate, Opinion
 from gateway.steps.traffic_log.format import RecordedRequest
 

@@ -19,7 +19,7 @@ from gateway.features.simulation.dataset import TrafficDay, build_day
 from gateway.features.simulation.latency_model import LatencyModel
 from gateway.features.simulation.plans import RoutePlan, semantic_floor
 from gateway.features.simulation.replay import ReplayOutcome, ReplaySetting, TrafficReplay
-from gateway.messages import Verdict
+from gateway.outcomes import Verdict
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import TrafficLog
 

@@ -22,8 +22,8 @@ from gateway.config.policy.model import Policy, PolicySource
 from gateway.credentials import ANONYMOUS
 from gateway.features.simulation.replay import ReplaySetting
 from gateway.features.simulation.simulation import Simulation, simulate
-from gateway.messages import Price
 from gateway.ports import Opinion, StoredCandidate, Verifier
+from gateway.prices import Price
 from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.recorded_request import digest_of, tenant_digests
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE

@@ -7,12 +7,13 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Decisive, Inspection, Outgoing
 from gateway.dialects.equal_forms import Field, Table, with_defaults_left_out
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Admission, Bypass, Call, Decisive, Inspection, Outgoing
+from gateway.outcomes import Admission, Bypass
 
 # A body must have exactly one of these: rows or columns for predict, examples for the others.
 INPUT_KEYS = {"predict": ("instances", "inputs"), "classify": ("examples",), "regress": ("examples",)}

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gateway.messages import Verdict
 from gateway.observability.metrics import quantile_of
+from gateway.outcomes import Verdict
 
 HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
 Report = Mapping[str, Any]

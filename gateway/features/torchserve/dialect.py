@@ -18,10 +18,11 @@ from multipart import (
     parse_options_header,
 )
 
+from gateway.calls import Call, Content, Decisive, Outgoing
 from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Content, Decisive, Outgoing
+from gateway.outcomes import Bypass
 
 MAX_PARTS = 256
 STATUS = {"invalid_request_error": 400, "authentication_error": 401, "not_found_error": 404}

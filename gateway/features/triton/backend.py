@@ -16,12 +16,13 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.triton_channel import OPTIONS
+from gateway.calls import Call, TextAnswer
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, ModelNotReady, NotFound, UpstreamStreamError
 from gateway.features.triton.models import ModelConfig, TritonModels, condition_from_error, single_request
 from gateway.features.triton.settings import GrpcUpstream, TritonBackendConfig
 from gateway.features.triton.tensors import TensorClient
-from gateway.messages import Call, Event, EventStream, FullBody, Response, TextAnswer
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.ports import Clock, ModelCondition
 from gateway.streams import ClosingStream
 from gateway.tracing import metadata_of

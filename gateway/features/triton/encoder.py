@@ -16,9 +16,9 @@ import numpy as np
 
 from gateway.adapters.onnx.model_files import ModelMissing, reading_beside, sha256_of
 from gateway.adapters.onnx.tokenizer import TextTokenizer
+from gateway.entries import Embedding
 from gateway.errors import EmbedderUnavailable, ModelUnavailable, StartupError
 from gateway.features.triton.served_model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
-from gateway.messages import Embedding
 from gateway.ports import Clock
 
 FORM = InputSpec(

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.inference_protobuf import EMPTY_FINAL, FINAL, answer_of, request_of
 from gateway.adapters.triton_channel import RECONNECT
+from gateway.calls import Call
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.model_names import ModelNames
@@ -25,7 +26,7 @@ from gateway.dialects.open_inference.message import InferenceRequest, pack
 from gateway.dialects.open_inference.paths import PATH, model_of_path
 from gateway.errors import BackendError, BadRequest, MalformedResponse, NotFound, UpstreamStreamError
 from gateway.features.triton.models import condition_from_error
-from gateway.messages import Call, Event, EventStream, FullBody, Response
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.ports import ModelCondition
 from gateway.streams import ClosingStream
 from gateway.tracing import metadata_of

@@ -12,8 +12,8 @@ from hashlib import sha256
 
 from gateway.cache.keys import asker_digest, framed
 from gateway.context import FeatureState, RequestContext
+from gateway.entries import Entry
 from gateway.features.trust.rule import TrustRule
-from gateway.messages import Entry
 
 HALF = 32  # hex digits of each digest: 128 bits
 

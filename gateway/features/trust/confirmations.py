@@ -8,9 +8,9 @@ from dataclasses import replace
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
+from gateway.entries import Entry
 from gateway.errors import StoreUnavailable
 from gateway.features.trust.askers import RouteAsker, Unconfirmed
-from gateway.messages import Entry
 from gateway.observability.metrics import Counter
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ResponseStore

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.cache.explanation import ExplainedPair
+from gateway.calls import Call
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
 from gateway.context import Handler, RequestContext
@@ -14,7 +15,8 @@ from gateway.feature import Core, Feature, FeatureStep, HasEntry, Place, Runtime
 from gateway.features.trust.askers import asker_of
 from gateway.features.trust.confirmations import Confirmations, TrustMetrics
 from gateway.features.trust.rule import FURTHER, SUMMARY, TrustForm, TrustRule, trust_problems
-from gateway.messages import Call, Refusal, Response
+from gateway.messages import Response
+from gateway.outcomes import Refusal
 from gateway.steps.guard import leave_caches
 from gateway.steps.route_ports import RoutePorts
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from gateway.cache.judgement import is_verbatim
 from gateway.cache.verifiers import CrossEncoder, LearnedVerifier, score_of
+from gateway.entries import Vector
 from gateway.features.tuning.numbers import ScoreInputs
 from gateway.features.tuning.pairs import LabelledPair
-from gateway.messages import Vector
 from gateway.ports import Opinion, StoredCandidate, TextEncoder
 
 Tell = Callable[[int], None]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from gateway.messages import RequestFacts
+from gateway.scores import RequestFacts
 
 MAGIC, VERSION = "nearhit traffic", 1
 

@@ -11,13 +11,17 @@ import numpy as np
 
 from gateway.cache.admission import roles_of
 from gateway.cache.templates import is_framed
+from gateway.calls import Call
 from gateway.config.policy.model import Policy, RecordSettings
 from gateway.context import RequestContext
 from gateway.dialects.operations import operation_of
-from gateway.messages import Bypass, CacheDirectives, Call, Provenance, RequestFacts, TrafficFacts, Verdict
+from gateway.entries import CacheDirectives
+from gateway.messages import Provenance
+from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Judgement
 from gateway.routing.budget import budget_of
 from gateway.routing.limit_evaluation import input_tokens
+from gateway.scores import RequestFacts, TrafficFacts
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedCandidate, RecordedHit, RecordedRequest
 
 DIGEST_BYTES = 16

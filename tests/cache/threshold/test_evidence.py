@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.threshold.route_control import REACH, Evidence, LabelledLookup
-from gateway.messages import Vector
+from gateway.entries import Vector
 
 
 def at(degrees: float) -> Vector:

@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from gateway.cache.schema_checks import Validity
+from gateway.calls import Call
 from gateway.dialect_traits import AnswerParts, ToolCall
 from gateway.dialects.known import find_dialect
 from gateway.features.answer_schemas.pattern_cost import is_cheap
 from gateway.features.answer_schemas.validator import MAX_ANSWER_BYTES, SchemaValidator
-from gateway.messages import Call
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

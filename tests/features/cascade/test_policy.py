@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.cache.answer_similarity import combine_vectors, passages
+from gateway.calls import Call
 from gateway.config.policy.load import policy_from_text
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai.dialect import CHAT, OpenAI
@@ -32,7 +33,7 @@ from gateway.features.cascade.policy import (
 )
 from gateway.features.cascade.rule import CascadeRule
 from gateway.latency_forecast import Prediction, RemainingBudget
-from gateway.messages import Call, Choice
+from gateway.outcomes import Choice
 from gateway.routing.selection import Decision, with_trial
 from tests.config.documents import config
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects.open_inference.batch import batch_key, batch_rows, merge_calls, split_answer
 from gateway.dialects.open_inference.message import InferenceResponse, pack, unpack
 from gateway.dialects.open_inference.tensors import Tensor, pack_strings
 from gateway.errors import MalformedResponse
 from gateway.features.kserve.dialect import JSON_LENGTH, STREAM, KServe
-from gateway.messages import Call
 
 
 def call(*inputs: dict[str, Any], headers: dict[str, str] | None = None, **fields: Any) -> Call:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from multidict import CIMultiDict
 
+from gateway.calls import Call
 from gateway.dialects.open_inference.message import (
     InferenceResponse,
     format_answer,
@@ -33,7 +34,7 @@ from gateway.dialects.open_inference.tensors import (
 )
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.features.kserve.dialect import JSON_LENGTH, KServe
-from gateway.messages import Admission, Bypass, Call
+from gateway.outcomes import Admission, Bypass
 
 KSERVE = KServe()
 PATH = "/v2/models/m/infer"

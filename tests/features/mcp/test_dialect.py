@@ -8,9 +8,10 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
+from gateway.calls import Call
 from gateway.dialects.known import accepts, find_dialect
 from gateway.features.mcp.dialect import MCP, VERSION_KEY, has_hints, with_id
-from gateway.messages import Admission, Bypass, Call
+from gateway.outcomes import Admission, Bypass
 
 DIALECT = MCP()
 META = {VERSION_KEY: "2026-07-28"}

@@ -8,6 +8,8 @@ import orjson
 import pytest
 
 from gateway.bounded_cache import BoundedCache
+from gateway.calls import CacheHints, Call
+from gateway.entries import NO_DIRECTIVES, CacheDirectives
 from gateway.features.mcp.dialect import MCP, VERSION_KEY
 from gateway.features.mcp.results import (
     NEVER,
@@ -21,7 +23,7 @@ from gateway.features.mcp.results import (
     subject_of,
 )
 from gateway.features.mcp.rule import McpRule
-from gateway.messages import NO_DIRECTIVES, Admission, Bypass, CacheDirectives, CacheHints, Call
+from gateway.outcomes import Admission, Bypass
 
 RULE = McpRule.model_validate(
     {

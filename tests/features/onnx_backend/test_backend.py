@@ -19,6 +19,7 @@ from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
 from gateway.config import Timeouts
 from gateway.context import RequestContext
+from gateway.entries import Vector
 from gateway.errors import BackendError, BackendOverloaded, UnsupportedByBackend
 from gateway.features.onnx_backend.backend import OnnxBackend
 from gateway.features.onnx_backend.text_models import (
@@ -27,7 +28,7 @@ from gateway.features.onnx_backend.text_models import (
     OnnxTextClassifier,
     SentenceEmbedder,
 )
-from gateway.messages import EventStream, FullBody, Vector
+from gateway.messages import EventStream, FullBody
 from tests.contracts.test_backend import request_of
 from tests.fixtures.onnx_models import CLASSIFIER, classifier, onnx
 from tests.fixtures.waiting import until

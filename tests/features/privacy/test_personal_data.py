@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects.known import find_dialect
 from gateway.features.privacy import personal_data, plain_text
 from gateway.features.privacy.personal_data import MAX_READ, Kind, find, redact, values_digest
 from gateway.features.privacy.rule import PrivacyRule
-from gateway.messages import Bypass, Call
+from gateway.outcomes import Bypass
 from tests.features.answer_schemas.test_validator import CHAT, MESSAGES, RESPONSES, call_of
 
 ALL = frozenset(get_args(Kind))

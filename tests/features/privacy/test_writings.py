@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 import pytest
 
+from gateway.calls import Call
 from gateway.dialects.known import find_dialect
 from gateway.features.privacy.personal_data import Kind, find, redact, values_digest
-from gateway.messages import Bypass, Call
+from gateway.outcomes import Bypass
 from tests.features.answer_schemas.test_validator import CHAT, MESSAGES, RESPONSES
 from tests.features.privacy.test_personal_data import ALL, parsed, rule
 

@@ -11,7 +11,7 @@ from gateway.config.policy.model import Target, Tier
 from gateway.config.policy.targets import TierPart
 from gateway.features.sessions.hold import hold, next_state, outcome_of, running_topic
 from gateway.features.sessions.turns import Session, SessionEffect, SessionState, Turn
-from gateway.messages import Choice
+from gateway.outcomes import Choice
 from gateway.routing.selection import Decision, only
 from tests.fixtures.targets import light_and_large
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects.known import find_dialect
 from gateway.features.sessions.rule import SessionName
 from gateway.features.sessions.sessions import SessionTable, answer_id
 from gateway.features.sessions.turns import SessionState, Turn, identities, read_turn
-from gateway.messages import Call
 
 HARD = "Explain why this scheduler starves a thread, and prove that yours does not."
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

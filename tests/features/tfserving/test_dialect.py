@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.errors import BadRequest
 from gateway.features.tfserving.dialect import TFServing
-from gateway.messages import Admission, Call
+from gateway.outcomes import Admission
 
 DIALECT = TFServing()
 PREDICT = "/v1/models/half_plus_three:predict"

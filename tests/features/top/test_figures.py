@@ -15,7 +15,7 @@ from rich.screen import Screen
 
 from gateway.features.top.command import Fitted, duration, page
 from gateway.features.top.figures import TopFigures, figures
-from gateway.messages import Verdict
+from gateway.outcomes import Verdict
 
 BOUNDS = [0.001, 0.01, 0.1]
 VERDICTS = [str(verdict) for verdict in Verdict]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call
 from gateway.errors import BadRequest
 from gateway.features.torchserve.dialect import TorchServe
-from gateway.messages import Call
 
 DIALECT = TorchServe()
 PATH = "/predictions/resnet-18"

@@ -17,7 +17,7 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.features.trust.askers import asker_of
 from gateway.features.trust.rule import TrustRule
-from gateway.messages import Admission, Refusal
+from gateway.outcomes import Admission, Refusal
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.several import counted

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Outgoing
 from gateway.dialects.anthropic.answers import PREFIX, message_of
 from gateway.dialects.anthropic.errors import error, kind_for_status
 from gateway.dialects.anthropic.translation.call_ids import UniqueIds, call_ids
@@ -26,7 +27,7 @@ from gateway.dialects.translation.limits import OPENAI, fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
 from gateway.dialects.translation.stops import ChatStops
 from gateway.errors import MalformedResponse
-from gateway.messages import Call, Event, Outgoing
+from gateway.messages import Event
 
 # Other reasons pass unchanged; none of them counts as finished.
 STOPS = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import Call, Outgoing
 from gateway.dialects.anthropic.answers import count_tokens
 from gateway.dialects.anthropic.requests import LIMITS, MESSAGES
 from gateway.dialects.anthropic.translation.chat_to_messages import messages_request, own_stops
@@ -16,7 +17,7 @@ from gateway.dialects.openai.answers import CHAT, DONE, reading
 from gateway.dialects.translation.limits import fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.messages import Call, Event, Outgoing
+from gateway.messages import Event
 
 # Other reasons pass unchanged; none of them counts as finished.
 FINISHES = {
