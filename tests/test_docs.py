@@ -14,13 +14,11 @@ from pydantic import BaseModel
 from gateway.__main__ import build_parser
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.policy.schema import PolicyFile
-from gateway.feature import all_features
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
 from gateway.features.triton.settings import TritonBackendConfig
-from gateway.observability.metrics import Counter, Gauge, Histogram
-from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.priority import ShedReason
+from tests.fixtures.metrics import all_metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
@@ -65,15 +63,6 @@ def test_every_metric_is_documented_with_its_labels() -> None:
         row = next((row for row in rows if f"`{metric.name}`" in row), None)
         assert row is not None, metric.name
         assert all(label in row for label in metric.labels), metric.name
-
-
-def all_metrics() -> Iterator[Counter | Gauge | Histogram]:
-    """Yield the metrics of the core and of all features."""
-    telemetry = Telemetry()
-    for feature in all_features():
-        if feature.metrics is not None:
-            telemetry.include(feature.metrics())
-    return telemetry.metrics()
 
 
 def test_no_metric_is_documented_that_does_not_exist() -> None:

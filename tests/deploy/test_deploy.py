@@ -18,9 +18,9 @@ from gateway.config.load import load_config
 from gateway.config.policy.check import check
 from gateway.config.units import parse_duration
 from gateway.observability.metrics import Histogram
-from gateway.observability.telemetry import Telemetry
 from tests.deploy.test_systemd import STORE_STOPS_S
 from tests.fixtures.debian import program
+from tests.fixtures.metrics import all_metrics
 
 CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "deploy"
@@ -33,7 +33,7 @@ MODELS = sorted((DEPLOY / "triton" / "models").iterdir())
 def exported() -> dict[str, set[str]]:
     """Every series that the gateway exports or a rule records, with its labels."""
     series: dict[str, set[str]] = {}
-    for metric in Telemetry().metrics():
+    for metric in all_metrics():
         labels = set(metric.labels)
         if isinstance(metric, Histogram):
             series |= {
@@ -106,7 +106,7 @@ def test_legends_name_labels_that_exist() -> None:
 
 def test_every_metric_is_on_the_dashboard() -> None:
     shown = " ".join(expressions())
-    assert [metric.name for metric in Telemetry().metrics() if metric.name not in shown] == []
+    assert [metric.name for metric in all_metrics() if metric.name not in shown] == []
 
 
 def test_dashboard_panels_do_not_overlap_and_use_the_provisioned_source() -> None:

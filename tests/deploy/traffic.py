@@ -40,7 +40,8 @@ ROUTES = {
     "limited": (EXACT, "backend: main", "limits: {requests: 2/h, cost: {per_day: 100 USD}}"),
     "pair": (EXACT, "backend: pair", ""),
     "bad": (EXACT, "backend: bad", ""),
-    # Nothing is asked of these two: they open features whose metrics are only known.
+    # Nothing is asked of these three: they open features whose metrics are only known.
+    "classified": (EXACT, f"{TIERS}, complexity: {{adapter: http, url: http://127.0.0.1:9/classify}}", ""),
     "private": (EXACT, "backend: main", "privacy: {pii: [email]}"),
     "trusting": (f"{EXACT}, semantic: {{ttl: 1h, min_similarity: 0.5}}, admit: {{trust: own}}", "backend: main", ""),
 }
