@@ -226,10 +226,11 @@ def _all_on() -> Iterator[Row]:
             on = "all on, store" if row.on == "store" else "all on"
             less = _WITH_LESS.get(row.name, row.name)
             marked = ((AT_MOST,), (AT_MOST,))
-            asked = same_words if row.asked is paraphrases else row.asked
-            yield replace(
-                row, asked=asked, name=f"{row.name}, all on", on=on, beside=less, headers=FROM_A_PAGE, marks=marked
-            )
+            asked, expect = row.asked, row.expect
+            if row.asked is paraphrases:
+                asked, expect = same_words, "nearhit; hit"  # an audit stores its question, which may be drawn again
+            all_on = replace(row, asked=asked, expect=expect, name=f"{row.name}, all on", on=on, beside=less)
+            yield replace(all_on, headers=FROM_A_PAGE, marks=marked)
 
 
 ROWS = (
