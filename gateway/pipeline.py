@@ -6,7 +6,7 @@ A step answers the request, passes it to the next step, or waits. Steps that a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
 from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
-from gateway.feature import Feature, Features, Place, all_features, features_of
+from gateway.feature import Feature, Features, FeatureStep, Place, all_features, features_of
 from gateway.messages import Response
 from gateway.prices import Price
 from gateway.steps.assembly import RouteSteps, SharedSteps
@@ -161,18 +161,15 @@ def route_table(
 
 
 def _route_steps(route: Route, deployment: Deployment, core: RouteSteps, features: Features) -> list[BuiltStep]:
-    """Return the steps of a route, those of its features in their places."""
-    steps, used = list[BuiltStep](), features.of(route)
-    for step in PER_ROUTE:
-        if isinstance(step, Place):
-            steps += (
-                BuiltStep(each.name, each.reason, each.recovery, partial(each.build, runtime, route))
-                for feature, runtime in used
-                for each in feature.steps
-                if each.place is step
-            )
-        elif step.applies(route, deployment):
-            steps.append(BuiltStep(step.name, step.reason, step.recovery, partial(step.build, core)))
+    """Return the steps of a route, each with what it is built from."""
+    runtimes, steps = dict(features.of(route)), list[BuiltStep]()
+    for step, feature in _in_order(runtimes, lambda step: step.applies(route, deployment)):
+        if isinstance(step, Step):
+            build: Callable[[Handler], Handler] = partial(step.build, core)
+        else:
+            assert feature is not None  # that of the step
+            build = partial(step.build, runtimes[feature], route)
+        steps.append(BuiltStep(step.name, step.reason, step.recovery, build))
     return steps
 
 
@@ -188,14 +185,20 @@ def steps_of_any_route() -> list[tuple[str, str]]:
 
 
 def _named(features: Iterable[Feature], is_taken: Callable[[Step[RouteSteps]], bool]) -> list[tuple[str, str]]:
-    """Return the steps of the core that are taken, and those of the features in their places."""
-    named, own = list[tuple[str, str]](), [step for feature in features for step in feature.steps]
+    """Return the name and reason of each step that is taken."""
+    return [(step.name, step.reason) for step, _ in _in_order(features, is_taken)]
+
+
+def _in_order(
+    features: Iterable[Feature], is_taken: Callable[[Step[RouteSteps]], bool]
+) -> Iterator[tuple[Step[RouteSteps] | FeatureStep, Feature | None]]:
+    """Yield the steps of the core that are taken, and those of the features in their places, each with its feature."""
+    used = list(features)
     for step in PER_ROUTE:
         if isinstance(step, Place):
-            named += ((each.name, each.reason) for each in own if each.place is step)
+            yield from ((each, feature) for feature in used for each in feature.steps if each.place is step)
         elif is_taken(step):
-            named.append((step.name, step.reason))
-    return named
+            yield step, None
 
 
 def compose(steps: Sequence[BuiltStep], failures: StepFailures, depth: int = 0) -> Handler:
