@@ -45,7 +45,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
 from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
-from gateway.steps.fleet import Replicating
+from gateway.steps.fleet import ChangeFollower
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
 from gateway.steps.shared_tenants import TenantsOfKeys
@@ -236,7 +236,7 @@ def recovery_of(
     space: Space,
     parts: Parts,
     removal: Purge | None = None,
-    replication: Replicating | None = None,
+    replication: ChangeFollower | None = None,
 ) -> Recovery:
     """Build the recovery of one space. Pass `removal` and `replication` only for the serving space: counterexamples and
     removals must be known before any lookup."""

@@ -10,7 +10,7 @@ from gateway.entries import CacheKeys
 from gateway.outcomes import Admission
 
 
-class Placed(NamedTuple):
+class PlacementDecision(NamedTuple):
     """The decision about a complete answer."""
 
     admission: Admission
@@ -26,7 +26,7 @@ class Placement(Protocol):
 
     def place(
         self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, request_time: float
-    ) -> Placed:
+    ) -> PlacementDecision:
         """Decide on a complete answer to a request that `applies`.
 
         With `private`, an HTTP header of the answer keeps it from other clients. `request_time` is the wall-clock time

@@ -48,7 +48,7 @@ class Leasing(Protocol):
         """Return the step around the call. `exact` says whether the route has an exact cache."""
 
 
-class Replicating(Protocol):
+class ChangeFollower(Protocol):
     """The changes of the other gateways, which memory and index follow."""
 
     @property
@@ -111,7 +111,7 @@ class Fleet:
         telemetry: Telemetry,
         clock: Clock,
         removal: Purge,
-    ) -> Replicating | None:
+    ) -> ChangeFollower | None:
         """Return what follows the changes of the other gateways, or None."""
         return None
 

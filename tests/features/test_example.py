@@ -103,9 +103,9 @@ async def test_a_feature_that_cannot_be_opened_leaves_the_last_good_policy_in_fo
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, plain)
     async with served_by_process(config, python=environment.python) as served:
         async with served.session.post(served.admin_url + "/admin/policy?file=policy.yaml", data=POLICY) as response:
-            told = await response.text()
-            assert response.status == 422, told
-            assert "the feature cannot be opened for route default: name" in told, told
+            answer = await response.text()
+            assert response.status == 422, answer
+            assert "the feature cannot be opened for route default: name" in answer, answer
         assert (await served.chat("a kumquat, please")).status == 200
 
 

@@ -29,7 +29,7 @@ def translation_between(client: Dialect, backend: Dialect) -> Translation | None
 
 
 @dataclass(frozen=True, slots=True)
-class _TranslatedTwice:
+class _TwoStepCall:
     """A call in the backend's dialect, which was translated to the neutral form before."""
 
     to_client: TranslatedCall
@@ -72,4 +72,4 @@ def _translate_twice(
 
     first = translate(to_neutral, call)
     neutral = DIALECTS[NEUTRAL].parse(first.outgoing.path, first.outgoing.body, {})
-    return _TranslatedTwice(first, translate(from_neutral, neutral))
+    return _TwoStepCall(first, translate(from_neutral, neutral))

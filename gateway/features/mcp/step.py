@@ -9,7 +9,7 @@ from dataclasses import replace
 from gateway.cache.flight import SharedCall
 from gateway.cache.freshness import bypass_of
 from gateway.cache.keys import keys_of, owner_of, variant_of
-from gateway.cache.placement import Placed
+from gateway.cache.placement import PlacementDecision
 from gateway.cache.response_directives import is_anonymous
 from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
@@ -287,18 +287,18 @@ class ResultPlacement:
 
     def place(
         self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, request_time: float
-    ) -> Placed:
+    ) -> PlacementDecision:
         terms = place_result(self._rule, call, inspection.hints, private=private)
         if terms.admission is not Admission.STORED:
-            return Placed(terms.admission)
+            return PlacementDecision(terms.admission)
         if not terms.public and not _is_somebody(request):
-            return Placed(Admission.PRIVATE)
+            return PlacementDecision(Admission.PRIVATE)
         shared = request.of(McpKeys).shared
         assert shared is not None  # else the placement does not apply
         owner = shared.owner if terms.public else _authorisation(request)
         if request_time <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
-            return Placed(Admission.PURGED)
-        return Placed(Admission.STORED, terms.ttl_s, shared if terms.public else None)
+            return PlacementDecision(Admission.PURGED)
+        return PlacementDecision(Admission.STORED, terms.ttl_s, shared if terms.public else None)
 
 
 def _messages_of(stream: bytes) -> Sequence[bytes]:
