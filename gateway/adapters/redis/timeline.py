@@ -48,10 +48,11 @@ class RedisTimeline:
             wanted = wanted[STARTING:]
         for at in range(0, len(wanted), BATCH):
             some = wanted[at : at + BATCH]
-            for slot, values in zip(some, await self._read(some), strict=True):
-                read = ((name, _part(value)) for name, value in islice(values.items(), MAX_PARTS))
-                if parts := {name.decode(errors="replace"): part for name, part in read if part is not None}:
-                    found[slot] = parts
+            replies = await self._read(some)
+            with self._store.reading():
+                for slot, values in zip(some, replies, strict=True):
+                    if parts := _parts(values):
+                        found[slot] = parts
         return found
 
     async def _any_exists(self, slots: Sequence[Slot]) -> bool:
@@ -76,6 +77,12 @@ class RedisTimeline:
 def _key(slot: Slot) -> str:
     step_s, number = slot
     return f"{PREFIX}timeline:{step_s}:{number}"
+
+
+def _parts(values: Mapping[bytes, bytes]) -> dict[str, Mapping[str, float]]:
+    """Return the parts of a slot by the names of their processes, without malformed ones."""
+    parts = ((name, _part(value)) for name, value in islice(values.items(), MAX_PARTS))
+    return {name.decode(errors="replace"): part for name, part in parts if part is not None}
 
 
 def _part(data: bytes) -> Mapping[str, float] | None:
