@@ -13,6 +13,7 @@ from gateway.cli.parser import Command
 from gateway.cli.progress import step_reporter
 from gateway.features.demo.traffic import demo
 from gateway.features.demo.triton_environment import default_environment, ensure_triton
+from gateway.private_files import UMASK
 
 
 def register(command: Command) -> None:
@@ -33,5 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
         with step_reporter(quiet=arguments.json) as step:
             ensure_triton(env, step)
         return print_result(arguments, {"triton": str(env)}, f"Triton is in {env}")
+    os.umask(UMASK)  # the demo makes the data folder
     uvloop.run(demo(arguments.config, env, os.environ, as_json=arguments.json))
     return GOOD
