@@ -28,7 +28,7 @@ from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
 from gateway.features.simulation.simulation import recorded_side
 from gateway.features.simulation.worker_process import SimulationJob, build_job, run_job
-from gateway.steps.recording import Recording
+from gateway.steps.recording import TrafficLog
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.segments import Segments
@@ -137,8 +137,9 @@ class Bench:
                 backends[backend] = {"adapter": "openai", "url": url, "price": price}
             config = config_of(self.home / name, backends, embedder={"adapter": self.embedder, "timeout": "10s"})
             served = await stack.enter_async_context(gateway_of(config, self.policy(rule)))
-            recorder = served.gateway.parts.recorder
-            taken = {name: _timing(recorder, name) for name in ("facts", "on_end")}
+            log = served.gateway.parts.recorder.log
+            assert log is not None  # the policy records
+            taken = {name: _timing(log, name) for name in ("facts", "on_end")}
             await self._play(served)
             await served.gateway.parts.recorder.flush()
         traffic = read_traffic(str(config.data_dir / "traffic"), config.data_dir, 0.0)
@@ -167,9 +168,9 @@ class Bench:
         return run_job(build_job(config, present, new, where, time.time(), None)).as_json()["new"]
 
 
-def _timing(recorder: Recording, method: str) -> list[float]:
+def _timing(log: TrafficLog, method: str) -> list[float]:
     """Return a list that gets the seconds of each call of the method from now on."""
-    real, times = getattr(recorder, method), list[float]()
+    real, times = getattr(log, method), list[float]()
 
     def timed(*given: Any, **named: Any) -> Any:
         began = time.perf_counter()
@@ -178,7 +179,7 @@ def _timing(recorder: Recording, method: str) -> list[float]:
         finally:
             times.append(time.perf_counter() - began)
 
-    setattr(recorder, method, timed)
+    setattr(log, method, timed)
     return times
 
 

@@ -91,6 +91,7 @@ class Gateway:
                 pools=parts.pools,
                 prices=parts.prices,
                 draw=parts.draw,
+                recording=parts.recorder,
             )
         )
         self.erasures = None
@@ -197,7 +198,7 @@ class Gateway:
             self.parts.telemetry.failures,
         )
         self.parts.escalations.apply(policy)
-        self.parts.recorder.apply(policy)
+        self.features.in_force(policy)
         self.parts.label_archive.apply(policy)
         for space in self.parts.spaces.all:
             space.backlog.routes = frozenset(route.name for route in policy.routes if route.semantic is not None)

@@ -31,6 +31,7 @@ from gateway.ports import Clock
 from gateway.prices import Price
 from gateway.steps.guard import Recovery, skip
 from gateway.steps.parse_and_route import Reader, apply_route
+from gateway.steps.recording import Recording
 from gateway.steps.route_ports import RoutePorts
 from gateway.upstream.backend import UpstreamPool
 
@@ -75,6 +76,7 @@ class Core:
     pools: Mapping[str, UpstreamPool] = field(default_factory=dict)  # the backends
     prices: Mapping[str, Price] = field(default_factory=dict)  # of the backends
     draw: Callable[[], float] = random.random  # numbers in [0, 1)
+    recording: Recording | None = None  # the recorder's place; None: no request is served
 
 
 NO_PORTS = RoutePorts()
@@ -97,6 +99,9 @@ class Runtime:
     def ports(self, route: Route) -> RoutePorts:
         """Return the decisions that the feature makes inside steps of the core."""
         return NO_PORTS
+
+    def in_force(self, policy: Policy) -> None:
+        """Act on a policy that comes into force, or on a change of the embedding model under the same policy."""
 
     def stored_parts(self) -> Sequence[StoredPart]:
         """Return an object for each part in `Feature.stores`. An erasure goes through them."""
@@ -128,6 +133,8 @@ class Feature(ABC):
     """The fields of its section in `route` that name backends."""
     among_tiers: bool = False
     """Whether its key, in the section `route`, means nothing on a route with one backend."""
+    meters: bool = False
+    """Whether the calls of its routes are metered, whatever their limits and prices."""
     steps: Sequence[FeatureStep] = ()
     metrics: type | None = None
     """A class without arguments whose objects have the feature's metrics as attributes: `open` includes one in the
@@ -141,6 +148,10 @@ class Feature(ABC):
 
     further: Sequence[Extension] = ()
     """Its other keys, in the same section. Each is in `FEATURES`, too."""
+
+    def shows_prompts(self, route: Route) -> bool:
+        """Return whether operators may read the prompts of a route, because its policy has them recorded."""
+        return False
 
     def applies(self, route: Route) -> bool:
         """Return whether its keys change anything on a route that has them."""
@@ -217,6 +228,11 @@ class Features:
                     faults.append(ConfigError(route.file, route.line, tuple(feature.key.split(".")), message))
         if faults:
             raise ConfigInvalid(faults)
+
+    def in_force(self, policy: Policy) -> None:
+        """Tell all open features of the policy in force, those included that it no longer uses."""
+        for runtime in self._open.values():
+            runtime.in_force(policy)
 
     def of(self, route: Route) -> list[tuple[Feature, Runtime]]:
         """Return the features of a route with their shared parts, in the order of their steps."""

@@ -70,7 +70,7 @@ def _counts_hits(route: Route, deployment: Deployment) -> bool:
 
 def _limited(route: Route, deployment: Deployment) -> bool:
     """Return whether calls have limits, or are metered for the metrics or the traffic log."""
-    if deployment.api_keys or route.limits or route.record is not None:
+    if deployment.api_keys or route.limits or route.metered:
         return True
     return any(untuned(name) in deployment.priced for name in route.target.members)
 

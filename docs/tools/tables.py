@@ -18,10 +18,11 @@ from docs.tools.page_parts import with_part
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.descriptions import describe, file_default
 from gateway.config.policy.limits import LimitRule
-from gateway.config.policy.schema import CacheRule, MatchRule, PolicyFile, RecordRule, RouteRule, TargetRule
+from gateway.config.policy.schema import CacheRule, MatchRule, PolicyFile, RouteRule, TargetRule
 from gateway.config.policy.tests import ExpectationRule
 from gateway.config.validation import Section
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
+from gateway.features.recorder.rule import RecordRule
 from gateway.features.triton.settings import TritonBackendConfig
 
 PAGE = Path(__file__).parents[1] / "configuration.md"

@@ -20,6 +20,7 @@ from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
 from gateway.entries import Entry
 from gateway.errors import NotFound
+from gateway.feature import features_of
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_TEXT_CHARS = 4_000  # characters of an answer, and of a question
@@ -142,7 +143,8 @@ class EntriesAdmin:
 
 
 def _may_show(route: str, policy: Policy) -> bool:
-    return any(each.name == route and each.record is not None and each.record.prompts for each in policy.routes)
+    routes = [each for each in policy.routes if each.name == route]
+    return any(feature.shows_prompts(each) for each in routes for feature in features_of(each))
 
 
 def _truncate(text: str | None) -> str | None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import keys_of, owner_of, variant_of
@@ -23,7 +22,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
-from gateway.scores import TrafficFacts
+from gateway.steps.recording import Recording
 from gateway.steps.request_reading import (
     Models,
     find_route,
@@ -71,11 +70,6 @@ class RouteTable:
 NAME = "ParseAndRoute"  # in `nearhit_step_failures_total`
 
 
-class RecordingRule(Protocol):
-    def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
-        """Return the facts for the traffic log, before any decision, or None if the request is not recorded."""
-
-
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
     it met, even if a reload replaces it. `dialect_of` returns the dialect of a method and a path, if they have one.
@@ -86,7 +80,7 @@ class ParseAndRoute:
         self,
         table: Callable[[], RouteTable],
         dialect_of: Callable[[str, str], Dialect | None],
-        recording: RecordingRule,
+        recording: Recording,
         telemetry: Telemetry,
         subjects_of: SubjectsOf | None = None,
         max_keys: int = MAX_BODY_KEYS,
@@ -166,8 +160,8 @@ class ParseAndRoute:
         """Record what erasure and the traffic log need."""
         if call is not None and (call.user is not None or request.permit is not None):
             request.subjects = subjects_of_call(call.user, request.permit, self._subjects_of)
-        if route.record is not None:
-            request.facts = self._recording.facts(request, route)
+        if (log := self._recording.log) is not None:
+            request.facts = log.facts(request, route)
 
 
 async def read_model(request: RequestContext, max_body: int, max_keys: int) -> str | None:

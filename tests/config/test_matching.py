@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.config.policy.model import MAX_CACHED_MATCHES, MAX_CACHED_NAME_CHARS
+from gateway.features.recorder.rule import RecordRule
 from gateway.ports import Acceptance
 from tests.config.documents import policy, rule
 from tests.fixtures.targets import light_and_large, one_backend
@@ -112,7 +113,7 @@ def test_without_a_cache_both_caches_are_off() -> None:
 def test_off_is_off_however_yaml_reads_it(off: str) -> None:
     cache = f"    cache: {{exact: {off}, semantic: {off}}}\n    record: {off}\n"
     route = policy(rule("one", "{tenant: acme}", cache)).routes[0]
-    assert (route.exact_ttl_s, route.semantic, route.record) == (None, None, None)
+    assert (route.exact_ttl_s, route.semantic, route.of(RecordRule)) == (None, None, None)
 
 
 def test_the_text_of_a_policy_decides_its_hash() -> None:

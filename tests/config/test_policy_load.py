@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.check import check
 from gateway.config.policy.load import load_policy, policy_from_text
-from gateway.config.policy.model import Policy, RecordSettings, ReplaySettings
+from gateway.config.policy.model import Policy, ReplaySettings
 from gateway.config.policy.schema import AuditRule
+from gateway.features.recorder.rule import RecordRule
 from tests.config.documents import config, rule, text
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -92,15 +93,15 @@ def test_the_hash_changes_with_any_file(tmp_path: Path) -> None:
     ("written", "meant"),
     [
         ("off", None),
-        ("on", RecordSettings()),
-        ("{share: 10%}", RecordSettings(0.1)),
-        ("{share: 10%, prompts: on}", RecordSettings(0.1, prompts=True)),
+        ("on", RecordRule()),
+        ("{share: 10%}", RecordRule(share=0.1)),
+        ("{share: 10%, prompts: on}", RecordRule(share=0.1, prompts=True)),
     ],
 )
-def test_record_is_a_switch_or_a_rule(written: str, meant: RecordSettings | None) -> None:
+def test_record_is_a_switch_or_a_rule(written: str, meant: RecordRule | None) -> None:
     policy = policy_from_text(text(rule("default", more=f"    record: {written}\n")), "p.yaml", config())
     assert policy.warnings == ()
-    assert policy.routes[0].record == meant
+    assert policy.routes[0].of(RecordRule) == meant
 
 
 @pytest.mark.parametrize(

@@ -462,7 +462,7 @@ async def test_calls_with_a_price_are_counted_without_limits(start: Start, upstr
         for _ in range(2):
             assert (await served.post("/v1/images/generations", {"model": "m", "prompt": "a cat"})).status == 200
         assert (await served.get("/v1/models")).status == 200
-        telemetry, recorder = served.gateway.parts.telemetry, served.gateway.parts.recorder._log
+        telemetry, recorder = served.gateway.parts.telemetry, served.gateway.parts.recorder.log
         assert telemetry.tokens.values == {
             ("default", "main", "input"): 14, ("default", "main", "output"): 10, ("default", "main", "cached"): 4
         }  # fmt: skip

@@ -5,7 +5,7 @@ A feature is imported when a policy names its key, or when all keys are listed. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -21,6 +21,7 @@ FEATURES = Extensions(
         "route.shadow": "gateway.features.mirror.feature:MIRROR",
         "route.cascade": "gateway.features.cascade.feature:CASCADE",
         "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",
+        "record": "gateway.features.recorder.feature:RECORD",
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
         "cache.admit.trust": "gateway.features.trust.feature:TRUST",
@@ -64,6 +65,10 @@ class KeyedFeature(Protocol):
         """The fields of its section that name backends."""
 
     @property
+    def meters(self) -> bool:
+        """Whether the calls of its routes are metered, whatever their limits and prices."""
+
+    @property
     def form(self) -> Any:
         """The annotated type of the values that a file may write. A value of None turns the feature off."""
 
@@ -85,6 +90,7 @@ class BrokenFeature:
     further: Sequence[Extension] = ()
     among_tiers: bool = False
     backend_fields: Sequence[str] = ()
+    meters: bool = False
 
     @property
     def form(self) -> Any:
@@ -144,6 +150,11 @@ def _extension(feature: KeyedFeature, key: str) -> Extension:
     if key == feature.key:
         return Extension(name, feature.after, feature.summary, feature.form)
     return next(each for each in feature.further if each.key == name)
+
+
+def meters(keys: Iterable[str]) -> bool:
+    """Return whether a feature with one of these keys has the calls of its routes metered."""
+    return any(feature is not None and feature.meters for feature in map(feature_of, keys))
 
 
 def feature_problems(route: Mapping[str, Any]) -> Iterator[Problem]:

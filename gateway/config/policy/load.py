@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
 from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
+from gateway.config.policy.features import meters
 from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
     VERSION_HEADERS,
     Policy,
     PolicySource,
-    RecordSettings,
     ReplaySettings,
     Route,
     RouteMatch,
@@ -49,6 +49,7 @@ def compile_routes(file: PolicyFile, source: YamlSource) -> Iterator[Route]:
 
 def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
     cache = rule.cache
+    rules = {**rule.rules, **cache.rules, **cache.admit.rules, **rule.route.rules}
     return Route(
         name=rule.name,
         target=_compile_target(rule.route),
@@ -67,9 +68,9 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         limits=compile_limits(rule.limits),
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
-        record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
+        metered=meters(rules),
         expose_headers=rule.expose_headers,
-        rules={**rule.rules, **cache.rules, **cache.admit.rules, **rule.route.rules},
+        rules=rules,
         file=file,
         line=line,
     )

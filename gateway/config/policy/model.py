@@ -55,14 +55,6 @@ class ReplaySettings:
     fresh_ids: bool = False  # each hit has its own id and time; off: byte for byte
 
 
-@dataclass(frozen=True, slots=True)
-class RecordSettings:
-    """The part of a route's traffic that is recorded for `nearhit simulate`."""
-
-    share: float = 1.0  # share of the questions, in (0, 1], with every request of a drawn question
-    prompts: bool = False  # whether the texts of the questions are recorded
-
-
 Late = Literal["soonest", "light", "stale", "refuse"]
 
 
@@ -150,7 +142,7 @@ class Route:
     limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
-    record: RecordSettings | None = None  # None turns it off
+    metered: bool = False  # calls are metered, whatever their limits and prices
     expose_headers: bool = True
     rules: Mapping[str, Any] = field(default_factory=dict)  # the rule of each feature that is on, by its key
     file: str = ""  # the file of the rule

@@ -292,15 +292,6 @@ class TargetRule(FeatureSection):
         yield from tier_problems(given, TIER_THRESHOLDS)
 
 
-class RecordRule(Section):
-    """The part of a route's traffic that `nearhit simulate` gets."""
-
-    share: PositiveShare = 1.0
-    """The share of the questions to record, with every request of a drawn question."""
-    prompts: Switch = False
-    """`on`: record the questions too, so that neighbours which were never judged can be judged later."""
-
-
 class MatchRule(Section):
     """The requests of a route. Every given pattern must match; `{}` matches all requests."""
 
@@ -333,11 +324,6 @@ class RouteRule(FeatureSection):
     """The backends that answer a miss."""
     limits: LimitRules = ()
     """One limit or a list of them, for each tenant, key or user, or for the route."""
-    record: Annotated[
-        RecordRule | None, BeforeValidator(optional_section(RecordRule, "{share: 10%}")), or_schemas(SWITCH), ON_OR_OFF
-    ] = None
-    """`on`: record what decides about the route's requests, without any text, for `nearhit simulate`. Or `{share: 10%,
-    prompts: on}`."""
     expose_headers: Switch = True
     """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 

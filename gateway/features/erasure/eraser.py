@@ -260,13 +260,12 @@ async def _stored_parts(
     config, stores, parts = core.config, core.stores, core.parts()
     spaces, unowned = parts.spaces, partial(unowned_dirs, config.data_dir, config.server.workers)
     return StoredParts(
-        parts.recorder,
+        *core.feature_parts(),
         parts.label_archive,
         *erasable_parts(stores, subjects.of_request),
         relations,
         learned,
         IndexFiles(config.data_dir, lambda: [s.checkpoints for s in spaces.all if s.checkpoints is not None], unowned),
-        *core.feature_parts(),
         UnreachedPart(MESSAGES, exists=stores.shared is not None),
         Disk(stores.file),
     )

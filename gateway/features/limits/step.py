@@ -91,7 +91,7 @@ class RateLimit:
         if any(rule.caps for rule in route.limits) and all(price == Price() for price in members.values()):
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
-        self._counts = route.record is not None or any(price != Price() for price in members.values())
+        self._counts = route.metered or any(price != Price() for price in members.values())
         self._telemetry = telemetry
         self._settlement = Settlement(route.name, self._largest.backend, self._meter, quotas, telemetry, clock)
 

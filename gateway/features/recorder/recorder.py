@@ -9,26 +9,21 @@ from functools import partial
 from pathlib import Path
 
 from gateway.cache.erasure import ErasureTarget, ErasureTraces
+from gateway.cache.stored_parts import TRAFFIC, StoredPart, UnreachedPart
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
+from gateway.feature import Runtime
+from gateway.features.recorder.recorded_request import facts_of, header_names, passed_facts_of, recorded_of
+from gateway.features.recorder.rule import RecordRule
 from gateway.files import unowned_dirs
 from gateway.messages import Provenance
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
 from gateway.scores import TrafficFacts
-from gateway.steps.recording import RecordedState, RecorderCore
-from gateway.steps.traffic_log.format import RecordedLabel, RecordedRequest, Row, SegmentHeading
-from gateway.steps.traffic_log.recorded_request import (
-    Digest,
-    digest_of,
-    facts_of,
-    header_names,
-    passed_facts_of,
-    recorded_of,
-    tenant_digests,
-    vector_of,
-)
+from gateway.steps.recording import RecordedState, Recording
+from gateway.steps.traffic_log.digests import Digest, digest_of, tenant_digests
+from gateway.steps.traffic_log.format import RecordedLabel, RecordedRequest, Row, SegmentHeading, vector_of
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE, Segments, key_in
 from gateway.tasks import run_in
 
@@ -37,7 +32,14 @@ OUTCOMES = ("recorded", "dropped")
 MAX_ERASED = 64  # erasures that rows in flight are checked against
 
 
-class Recorder:
+class Unrecorded(Runtime):
+    """The feature where no request is served: it records nothing."""
+
+    def stored_parts(self) -> Sequence[StoredPart]:
+        return (UnreachedPart(TRAFFIC, exists=False),)
+
+
+class Recorder(Runtime):
     """Writes the traffic log. For use from one event loop. It creates no file or folder before a route records.
     `heading` returns the heading of a segment, given the names of the recorded headers. `unowned` returns the data
     directories that no process has any more."""
@@ -71,11 +73,15 @@ class Recorder:
         self._writing: asyncio.Future[None] | None = None
         self._erased: tuple[ErasureTarget, ...] = ()
 
-    def apply(self, policy: Policy) -> None:
-        """Apply a new policy, or a change of the embedding model."""
+    part = TRAFFIC
+
+    def stored_parts(self) -> Sequence[StoredPart]:
+        return (self,)
+
+    def in_force(self, policy: Policy) -> None:
         self._segments.mark_outdated()
         self._policy, self._headers = policy.hash, header_names(policy)
-        self._routes = frozenset(route.name for route in policy.routes if route.record is not None)
+        self._routes = frozenset(route.name for route in policy.routes if route.of(RecordRule) is not None)
         if self._routes and self._digest is None:
             self._open()
 
@@ -96,12 +102,13 @@ class Recorder:
 
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
         """Return the facts of a request, before any decision, or None if it is not recorded."""
-        if route.record is None or self._digest is None or self._tenants is None:
+        rule = route.of(RecordRule)
+        if rule is None or self._digest is None or self._tenants is None:
             return None
         if request.call is None:
-            return passed_facts_of(request, route.record, self._headers, self._digest, self._tenants)
+            return passed_facts_of(request, rule, self._headers, self._digest, self._tenants)
         plain = route.semantic is not None and route.semantic.acceptance.min_similarity is not None
-        return facts_of(request, request.call, route.record, self._headers, self._digest, self._tenants, plain=plain)
+        return facts_of(request, request.call, rule, self._headers, self._digest, self._tenants, plain=plain)
 
     def on_end(
         self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
@@ -223,23 +230,25 @@ def _is_of(target: ErasureTarget, row: Row, tenants: Digest | None) -> bool:
     return same and target.names(row.subjects)
 
 
-def open_recorder(core: RecorderCore) -> Recorder:
-    """Build the recorder, and write its batches until the stack closes."""
-    config, clock = core.config, core.clock
+def open_recorder(recording: Recording) -> Recorder:
+    """Build the recorder, put it in its place, and write its batches until the stack of the place closes."""
+    config, clock = recording.config, recording.clock
     recorder = Recorder(
         config.data_dir / FOLDER,
         config.traffic,
-        lambda headers: _heading(core.state(), headers, clock.wall()),
+        lambda headers: _heading(recording.state, headers, clock.wall()),
         clock,
-        core.telemetry,
+        recording.telemetry,
         partial(unowned_dirs, config.data_dir, config.server.workers),
     )
-    core.stack.push_async_callback(recorder.close)
-    run_in(core.stack, recorder.run())
+    recording.stack.push_async_callback(recorder.close)
+    run_in(recording.stack, recorder.run())
+    recording.log = recorder
     return recorder
 
 
-def _heading(state: RecordedState, headers: frozenset[str], started: float) -> SegmentHeading:
+def _heading(state: RecordedState | None, headers: frozenset[str], started: float) -> SegmentHeading:
+    assert state is not None  # nothing is recorded before the gateway serves
     space = state.spaces.serving
     return SegmentHeading(
         started=started,

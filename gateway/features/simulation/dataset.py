@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 
 from gateway.outcomes import Refusal
 from gateway.ports import Opinion
-from gateway.steps.traffic_log.format import RecordedCandidate, RecordedLabel, RecordedRequest, SegmentHeading
+from gateway.steps.traffic_log.format import (
+    RecordedCandidate,
+    RecordedLabel,
+    RecordedRequest,
+    SegmentHeading,
+    vector_of,
+)
 from gateway.steps.traffic_log.reader import TrafficLog
-from gateway.steps.traffic_log.recorded_request import vector_of
 
 Floats = NDArray[np.float32]
 

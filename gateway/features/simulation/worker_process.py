@@ -24,8 +24,8 @@ from gateway.features.simulation.replay import ReplaySetting
 from gateway.features.simulation.simulation import Simulation, simulate
 from gateway.ports import Opinion, StoredCandidate, Verifier
 from gateway.prices import Price
+from gateway.steps.traffic_log.digests import digest_of, tenant_digests
 from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
-from gateway.steps.traffic_log.recorded_request import digest_of, tenant_digests
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE
 
 NICE = 10  # niceness: the requests of a gateway on this machine have priority

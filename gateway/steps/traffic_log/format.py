@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack
+import numpy as np
 
 from gateway.scores import RequestFacts
 
@@ -171,6 +172,11 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
                 yield RecordedRequest(*values)
     except (TypeError, IndexError) as error:
         raise SegmentInvalid(f"has a row of an unexpected form ({error})") from None
+
+
+def vector_of(data: bytes) -> np.ndarray:
+    """Return a recorded vector: float32, of unit length up to the rounding of float16."""
+    return np.frombuffer(data, "<f2").astype(np.float32)
 
 
 def frames(data: bytes) -> Iterator[bytes | None]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import RecordSettings
+from gateway.features.recorder.recorded_request import is_sampled
+from gateway.features.recorder.rule import RecordRule
 from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
-from gateway.steps.traffic_log.recorded_request import is_sampled
 from gateway.steps.traffic_log.segments import segments_in
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
@@ -97,7 +97,7 @@ async def test_what_is_beyond_the_buffer_is_dropped_and_counted(upstream: Upstre
         traffic = served.gateway.parts.telemetry.traffic.values
         await served.chat(FIRST)
         await until(lambda: traffic.get(("recorded",)) == 1)  # half of the bound: it is written at once
-        recorder: Any = served.gateway.parts.recorder._log
+        recorder: Any = served.gateway.parts.recorder.log
         async with recorder._write_lock:  # a disk that takes its time
             for _ in range(5):
                 await served.chat(FIRST)
@@ -160,7 +160,7 @@ def test_a_question_is_drawn_with_all_its_repeats() -> None:
     digests = [number.to_bytes(8, "big") + bytes(8) for number in range(0, 2**64, 2**54)]
     assert sum(is_sampled(digest, 0.25) for digest in digests) == len(digests) / 4
     assert all(is_sampled(digest, 1.0) for digest in digests)
-    assert RecordSettings().share == 1.0
+    assert RecordRule().share == 1.0
 
 
 async def test_another_policy_begins_another_segment(upstream: Upstream, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_the_recorder_opens_with_the_first_policy_that_records(upstream: U
     settings = config(tmp_path, upstream)
     async with gateway_of(settings, BOTH_CACHES) as served:
         await served.chat(FIRST)
-        assert served.gateway.parts.recorder._log is None
+        assert served.gateway.parts.recorder.log is None
         served.gateway.apply(policy_from_text(records("on"), "p.yaml", settings))
         await served.chat(OTHER)
         rows = (await flushed(served, tmp_path)).requests

@@ -3,51 +3,30 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from gateway.cache.admission import roles_of
 from gateway.cache.templates import is_framed
 from gateway.calls import Call
-from gateway.config.policy.model import Policy, RecordSettings
+from gateway.config.policy.model import Policy
 from gateway.context import RequestContext
 from gateway.dialects.operations import operation_of
 from gateway.entries import CacheDirectives
+from gateway.features.recorder.rule import RecordRule
 from gateway.messages import Provenance
 from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Judgement
 from gateway.routing.budget import budget_of
 from gateway.routing.limit_evaluation import input_tokens
 from gateway.scores import RequestFacts, TrafficFacts
+from gateway.steps.traffic_log.digests import Digest, as_bytes
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedCandidate, RecordedHit, RecordedRequest
-
-DIGEST_BYTES = 16
 
 MAX_PROMPT = 32_768  # characters; the text of a longer question is not kept
 
 HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
 
 _SAMPLE_SPACE = 2**64
-
-Digest = Callable[[bytes | str], bytes]
-
-
-def digest_of(key: bytes) -> Digest:
-    """Return a keyed digest function. Without the key, which stays with the log, digests reveal nothing."""
-
-    def digest(value: bytes | str) -> bytes:
-        content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
-        return hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest()
-
-    return digest
-
-
-def tenant_digests(digest: Digest) -> Digest:
-    """Return a digest function for tenants that caches its results: there are few tenants."""
-    return lru_cache(maxsize=1024)(lambda value: digest(b"tenant/" + _bytes(value)))
 
 
 def header_names(policy: Policy) -> frozenset[str]:
@@ -63,7 +42,7 @@ def is_sampled(canonical: bytes, share: float) -> bool:
 def facts_of(
     request: RequestContext,
     call: Call,
-    rule: RecordSettings,
+    rule: RecordRule,
     headers: frozenset[str],
     digest: Digest,
     tenants: Digest,
@@ -86,10 +65,10 @@ def facts_of(
         call.operation,
         tuple(_matched_headers(request, headers)),
         tenants(request.tenant),
-        digest(b"user/" + _bytes(call.user)) if call.user else b"",
+        digest(b"user/" + as_bytes(call.user)) if call.user else b"",
         canonical,
         digest(b"scope/" + kind + call.context),
-        None if call.focus is None else digest(b"question/" + _bytes(call.focus)),
+        None if call.focus is None else digest(b"question/" + as_bytes(call.focus)),
         *_directives(directives),
         None if call.uncached is None else str(call.uncached),
         call.batch is not None,
@@ -105,12 +84,12 @@ def facts_of(
 
 
 def passed_facts_of(
-    request: RequestContext, rule: RecordSettings, headers: frozenset[str], digest: Digest, tenants: Digest
+    request: RequestContext, rule: RecordRule, headers: frozenset[str], digest: Digest, tenants: Digest
 ) -> TrafficFacts | None:
     """Return the facts of a request that no dialect reads, such as one for a picture. Return None if it spends nothing,
     or is not in the sample. Its body is in none of the digests."""
     operation = operation_of(request.method, request.path, None, upgrades=request.opens_websocket)
-    canonical = digest(b"passed/" + _bytes(request.id))
+    canonical = digest(b"passed/" + as_bytes(request.id))
     if operation.is_free or not is_sampled(canonical, rule.share):
         return None
     facts = RequestFacts(
@@ -195,11 +174,6 @@ def recorded_of(
     )
 
 
-def vector_of(data: bytes) -> np.ndarray:
-    """Return the vector that `recorded_of` kept: float32, of unit length up to the rounding of float16."""
-    return np.frombuffer(data, "<f2").astype(np.float32)
-
-
 def _hit(provenance: Provenance, digest: Digest) -> RecordedHit | None:
     if not provenance.fingerprint or provenance.verdict not in HITS:
         return None
@@ -255,7 +229,3 @@ def _directives(directives: CacheDirectives) -> tuple[bool, bool, bool, float | 
         directives.max_age_s,
         directives.min_fresh_s,
     )
-
-
-def _bytes(value: bytes | str | None) -> bytes:
-    return value if isinstance(value, bytes) else (value or "").encode("utf-8", "surrogatepass")
