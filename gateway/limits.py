@@ -384,3 +384,10 @@ class Limits:
     large_share: float | None = None  # maximum share of the calls, in (0, 1]
     caps: tuple[Cap, ...] = ()
     count_hits: bool = False  # whether `requests` also counts cache hits
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """The limits of a route, in the order of its policy."""
+
+    rules: tuple[Limits, ...] = ()

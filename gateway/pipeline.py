@@ -17,6 +17,7 @@ from gateway.config.policy.parameters import untuned
 from gateway.containment import Containment, StepFailures
 from gateway.context import Handler, RequestContext
 from gateway.feature import Feature, Features, FeatureStep, Place, all_features, features_of
+from gateway.limits import RouteLimits
 from gateway.messages import Response
 from gateway.prices import Price
 from gateway.steps.assembly import RouteSteps, SharedSteps
@@ -65,12 +66,13 @@ def _cached(route: Route, _: Deployment) -> bool:
 
 
 def _counts_hits(route: Route, deployment: Deployment) -> bool:
-    return deployment.api_keys or any(rule.count_hits for rule in route.limits)
+    limits = route.of(RouteLimits)
+    return deployment.api_keys or (limits is not None and any(rule.count_hits for rule in limits.rules))
 
 
 def _limited(route: Route, deployment: Deployment) -> bool:
     """Return whether calls have limits, or are metered for the metrics or the traffic log."""
-    if deployment.api_keys or route.limits or route.metered:
+    if deployment.api_keys or route.metered or route.of(RouteLimits) is not None:
         return True
     return any(untuned(name) in deployment.priced for name in route.target.members)
 

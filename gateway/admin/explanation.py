@@ -24,7 +24,6 @@ from gateway.entries import Embedding
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.feature import Unsupported, features_of
 from gateway.latency_forecast import LatencyForecast
-from gateway.limits import Limits
 from gateway.outcomes import Choice
 from gateway.pipeline import steps_of
 from gateway.ports import Clock, Embedder
@@ -232,7 +231,6 @@ def build_explanation(
         tiers=_tiers(route.target),
         tried_first=decision.trial,
         trial_skipped=decision.trial_skipped,
-        limits=tuple(_format_limit(rule) for rule in route.limits),
         if_late=LATE_ACTIONS[route.slo.late],
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
@@ -343,16 +341,6 @@ def _to_hold_share(request: RequestContext, route: Route) -> bool:
     if tier_decision is None or score is None or route.target.large_share is None:
         return False
     return tier_decision.large != (score > tier_decision.threshold)
-
-
-def _format_limit(rule: Limits) -> str:
-    parts = [f"{pace} requests" for pace in rule.requests] + [f"{pace} tokens" for pace in rule.tokens]
-    if rule.concurrency is not None:
-        parts.append(f"{rule.concurrency} at once")
-    if rule.large_share is not None:
-        parts.append(f"{100 * rule.large_share:g}% of the requests to the large backend, then the lightest")
-    parts += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
-    return f"{', '.join(parts)} for each {rule.per}" if rule.per != "route" else f"{', '.join(parts)} for the route"
 
 
 # POST /admin/explain. Nothing is sent to a backend, and the request is neither logged nor stored.

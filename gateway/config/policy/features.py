@@ -21,6 +21,7 @@ FEATURES = Extensions(
         "route.shadow": "gateway.features.mirror.feature:MIRROR",
         "route.cascade": "gateway.features.cascade.feature:CASCADE",
         "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",
+        "limits": "gateway.features.limits.feature:LIMITS",
         "record": "gateway.features.recorder.feature:RECORD",
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",

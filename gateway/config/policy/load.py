@@ -13,7 +13,6 @@ from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
 from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
 from gateway.config.policy.features import meters
-from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
     VERSION_HEADERS,
     Policy,
@@ -65,7 +64,6 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         replay=ReplaySettings(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         slo=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
-        limits=compile_limits(rule.limits),
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
         metered=meters(rules),

@@ -14,7 +14,6 @@ from gateway.config.policy.parameters import TunedBackend
 from gateway.config.policy.schema import ADMIT_ALL, NO_AUDIT, AdmitRule, AuditRule, SemanticRule
 from gateway.config.policy.targets import TierPart
 from gateway.config.policy.tests import Expectation
-from gateway.limits import Limits
 from gateway.priority import Priority
 
 R = TypeVar("R")
@@ -139,7 +138,6 @@ class Route:
     replay: ReplaySettings = ReplaySettings()
     latency_budget_s: float | None = None
     slo: SloSettings = SloSettings()
-    limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
     metered: bool = False  # calls are metered, whatever their limits and prices

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.features import FeatureSection, feature_problems
-from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.targets import (
     OptionalTierParts,
     Parts,
@@ -322,17 +321,12 @@ class RouteRule(FeatureSection):
     """The caches of this rule."""
     route: TargetRule = Field(examples=["{backend: main}"])
     """The backends that answer a miss."""
-    limits: LimitRules = ()
-    """One limit or a list of them, for each tenant, key or user, or for the route."""
     expose_headers: Switch = True
     """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        target, limits = given.get("route"), given.get("limits")
-        if isinstance(target, dict) and target.get("backend") is not None:
-            yield from tier_limit_problems(limits)
-        cache = given.get("cache")
+        target, cache = given.get("route"), given.get("cache")
         if isinstance(target, dict) and target.get("audit") is not None and not enabled_caches(cache):
             yield Problem(
                 "route", "audit compares stored answers and no cache is on, expected cache.exact or cache.semantic"
@@ -340,7 +334,6 @@ class RouteRule(FeatureSection):
         stale = isinstance(cache, dict) and cache.get("stale_if_error")
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error")
-        yield from duplicate_limit_problems(limits)
         yield from feature_problems(given)
 
 

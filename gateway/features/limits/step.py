@@ -12,7 +12,7 @@ from gateway.dialects.operations import SAFE_METHODS
 from gateway.errors import BudgetExceeded, Forbidden, ServeStale
 from gateway.features.limits.metering import MeteredCall, RouteMeter, metered_call
 from gateway.features.limits.settlement import ReservedCall, Settlement
-from gateway.limits import Limits, Per
+from gateway.limits import Limits, Per, RouteLimits
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
@@ -38,12 +38,13 @@ class CountRequests:
     def __init__(self, inner: Handler, route: Route, quotas: RateLimiter, telemetry: Telemetry) -> None:
         self._inner = inner
         self._route = route
+        self._limits = (route.of(RouteLimits) or RouteLimits()).rules
         self._quotas = quotas
         self._telemetry = telemetry
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         own, key = key_limits(request)
-        requested_limits = requests_of(self._route.name, self._route.limits, limit_subjects(request)) + requests_of(
+        requested_limits = requests_of(self._route.name, self._limits, limit_subjects(request)) + requests_of(
             ALL_ROUTES, own, key
         )
         if not requested_limits:
@@ -83,12 +84,13 @@ class RateLimit:
     ) -> None:
         self._inner = inner
         self._route = route
-        self._of_calls = [*filter(limits_calls, route.limits)]
+        limits = (route.of(RouteLimits) or RouteLimits()).rules
+        self._of_calls = [*filter(limits_calls, limits)]
         self._quotas = quotas
         members = {name: prices.get(name, Price()) for name in route.target.members}
         self._largest = route.target.tiers[-1]
         self._meter = RouteMeter(members, passable, prices, self._largest.backend, clock)
-        if any(rule.caps for rule in route.limits) and all(price == Price() for price in members.values()):
+        if any(rule.caps for rule in limits) and all(price == Price() for price in members.values()):
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
         self._counts = route.metered or any(price != Price() for price in members.values())

@@ -161,7 +161,6 @@ def _has_error_target(plan: RoutePlan) -> bool:
 
 # One sentence for each part that a replay does not cover.
 NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
-    ("limits are not replayed: requests that they would refuse count as answered", lambda r: bool(r.limits)),
     (
         "the split of a tier is drawn by question here, and by conversation in the gateway",
         lambda r: any(tier.parts for tier in r.target.tiers),

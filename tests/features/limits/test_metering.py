@@ -16,10 +16,10 @@ from aiohttp import FormData, WSMsgType, web
 
 from gateway.features.limits import socket_meter
 from gateway.steps.traffic_log.format import RecordedRequest
+from tests.features.limits.test_limits import limited, policy, settled
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.routing.test_limits import limited, policy, settled
 
 TOKENS = {"input_per_million": 1000.0, "output_per_million": 1000.0}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
