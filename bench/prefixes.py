@@ -27,6 +27,7 @@ from gateway.features.prefixes.prefixes import PrefixTable, pick_warm, prefix_bl
 from gateway.messages import FullBody, Provenance, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Verdict
+from gateway.request_fields import Client
 from gateway.streams import BufferedBody
 from gateway.upstream.backend import BackendRules, UpstreamPool
 from gateway.upstream.concurrency_limiter import LimitedBackend
@@ -242,7 +243,7 @@ def request_of(messages: Sequence[dict[str, str]], clock: SimulatedTime) -> Requ
     body = orjson.dumps({"model": "m", "messages": messages})
     request = RequestContext(
         request_id="bench", method="POST", path=CHAT, query="", headers=CIMultiDict(), body_source=BufferedBody(body),
-        clock=clock, tenant="acme",
+        clock=clock, client=Client("acme", "acme"),
     )  # fmt: skip
     request.call = OpenAI().parse(CHAT, body, {})
     return request

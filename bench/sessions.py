@@ -31,6 +31,7 @@ from gateway.features.sessions.sessions import RouteSessions, SessionMetrics, Se
 from gateway.messages import FullBody, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.prices import Price
+from gateway.request_fields import Client
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.fallback import BackendAnswer
@@ -187,7 +188,7 @@ class Replay:
             headers=CIMultiDict[str](),
             body_source=BufferedBody(),
             clock=self._clock,
-            tenant="bench",
+            client=Client("bench", "bench"),
         )
         apply_route(request, OpenAI().parse(CHAT, body, {}), self._route)
         decision = self._choice.decide(request)

@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gateway.calls import Call, Dialect, Inspection
-from gateway.credentials import NONE_SHOWN, TRACING, Credentials
+from gateway.credentials import TRACING
 from gateway.entries import NO_DIRECTIVES, CacheDirectives, Embedding, Entry, Lifetime
 from gateway.errors import TooManyInflight
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import Affinity, Response
 from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Claim, Clock, Judgement
-from gateway.principal import Principal
 from gateway.priority import Priority
+from gateway.request_fields import UNKNOWN_CLIENT, Client
 from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import TraceRecorder, UpstreamCall
 from gateway.transmission import Transmission
@@ -33,10 +33,10 @@ class HeadMemo:
     result once. It is None before it is derived.
     """
 
-    __slots__ = ("credentials", "has_budget", "is_control_request", "upstream")
+    __slots__ = ("client", "has_budget", "is_control_request", "upstream")
 
     def __init__(self) -> None:
-        self.credentials: Credentials | None = None  # what it shows of its client
+        self.client: Client | None = None  # as it was authenticated last
         self.is_control_request: bool | None = None  # whether the gateway itself answers it
         self.has_budget: bool | None = None  # whether it states a latency budget or a priority
         self.upstream: dict[Any, Any] = {}  # by backend: the form of the head there
@@ -121,24 +121,24 @@ class RequestContext:
 
     __slots__ = (  # noqa: RUF023 - in groups
         # http: the request as received, its origin, and its cost so far
-        "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address",
-        "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
+        "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address", "head",
+        "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "credentials", "tenant", "account", "permit", "table", "route",
-        "expose_headers", "expose_timings", "internal", "facts", "subjects",
+        "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "internal", "facts",
+        "subjects",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only",
-        "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
-        "inspected", "stale_available", "gathering", "claim", "lease",
+        "directives", "owner", "variant", "scope", "fingerprint", "asker", "bypass", "embedding", "whole", "note",
+        "served", "judged", "considered", "stored", "writing", "inspected", "stale_available", "gathering", "claim",
+        "lease",
         # features: their states, see `of`
         "states",
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "tier_decision", "outlook", "light_only", "metered", "overloaded",
-        "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
+        "complexity", "tier_decision", "outlook", "light_only", "metered", "overloaded", "preferred_upstream",
+        "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
     )  # fmt: skip
 
     def __init__(
@@ -152,7 +152,7 @@ class RequestContext:
         body_source: BodySource,
         clock: Clock,
         client_address: str = "",
-        tenant: str = "",
+        client: Client = UNKNOWN_CLIENT,
         background: bool = False,
         head: HeadMemo | None = None,
         head_digest: bytes = b"",
@@ -187,11 +187,7 @@ class RequestContext:
         self.call: Call | None = None  # None if no dialect claims the path
         # What it names as its model. Empty: nothing, or no dialect claims the path and no rule needs its model.
         self.model = ""
-        self.credentials: Credentials = NONE_SHOWN  # until a step has read them from its head
-        self.tenant = tenant
-        # The party that limits and shares of a backend count for: see `gateway.credentials.Credentials`.
-        self.account = tenant
-        self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
+        self.client = client
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived
         self.route = ""
         self.expose_headers = True
@@ -207,7 +203,6 @@ class RequestContext:
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
         self.asker: Asker | None = None  # the client, if its route keeps some entries of the scope from it
-        self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
         self.bypass: Bypass | None = None  # why no lookup is made
         self.embedding: Embedding | None = None  # of the call's `focus`
         self.whole: Embedding | None = None  # of a long question's beginning, for its complexity

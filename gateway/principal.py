@@ -50,7 +50,7 @@ ABOUT = ("/v1/models", "/v2/health")
 
 # A job names the key of its client in a header that no client can send: no header name begins with a colon on any wire.
 HEADER = ":nearhit-key"
-# The same for the party that its limits count for, where that is not its tenant: `RequestContext.account`.
+# The same for the party that its limits count for, where that is not its tenant: `Client.account`.
 ACCOUNT = ":nearhit-account"
 
 

@@ -210,7 +210,7 @@ def build_explanation(
         file=route.file,
         line=route.line,
         operation=call.operation,
-        tenant=request.tenant,
+        tenant=request.client.tenant,
         share=route.share,
         scope=request.scope,
         fingerprint=request.fingerprint,

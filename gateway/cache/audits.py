@@ -104,7 +104,7 @@ class HitAudits:
         A request with `no-store` or `only-if-cached` is never audited, as no call may be made for it. A read-only key
         changes neither the cache nor the labels.
         """
-        if request.directives.no_store or request.directives.only_if_cached or request.read_only:
+        if request.directives.no_store or request.directives.only_if_cached or request.client.read_only:
             return
         control = self._controls.of(request.route)
         chance = rule.share if judged.linked else control.audit_chance(judged.score, rule.share)

@@ -42,7 +42,7 @@ class InflightQuestions:
 
     def add(self, request: RequestContext, vector: Vector) -> InflightQuestion | None:
         """Track a question. Return None where there are too many already, or nothing will be stored."""
-        if request.read_only:  # its answer is not stored
+        if request.client.read_only:  # its answer is not stored
             return None
         if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             return None
@@ -84,7 +84,7 @@ def build_entry(
     return Entry(
         fingerprint=request.fingerprint,
         scope=request.scope,
-        tenant=request.tenant,
+        tenant=request.client.tenant,
         route=request.route,
         model=call.model,
         operation=call.operation,

@@ -66,7 +66,7 @@ def forbidden_by(directives: ResponseDirectives, route: Route, request: RequestC
 
 def is_anonymous(request: RequestContext) -> bool:
     """Return whether nothing tells the client from others."""
-    return request.permit is None and request.tenant == ANONYMOUS
+    return request.client.permit is None and request.client.tenant == ANONYMOUS
 
 
 def is_shared_by_strangers(request: RequestContext) -> bool:
@@ -80,4 +80,4 @@ def _is_keyed(name: str, route: Route, request: RequestContext) -> bool:
     """Return whether an answer may vary by a header. Without API keys, the credentials are a part of the owner."""
     if name in IGNORED_IN_VARY or name in route.vary:
         return True
-    return request.permit is None and request.owner != SHARE_GLOBAL and request.credentials.cover(name)
+    return request.client.permit is None and request.owner != SHARE_GLOBAL and request.client.credentials.cover(name)

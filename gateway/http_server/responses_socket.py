@@ -113,7 +113,7 @@ class ResponsesSockets:
     def _is_tunnel(self, request: RequestContext) -> bool:
         if not self._tunnels:
             return False
-        route = self._table().policy.match(request.path, "", request.tenant, request.headers)
+        route = self._table().policy.match(request.path, "", request.client.tenant, request.headers)
         return any(untuned(name) in self._tunnels for name in route.target.members)
 
 

@@ -134,7 +134,7 @@ class LogLine:
         values: list[Any] = [wall, request.id.encode()]
         if has_dialect:
             values.append(_text(request.path))
-        values += (_text(request.tenant[:12]), 1e3 * seconds, *map(IN_MS, request.timings.values()))
+        values += (_text(request.client.tenant[:12]), 1e3 * seconds, *map(IN_MS, request.timings.values()))
         if request.traced is not None:
             values.append(request.traced.trace_id.encode())
         for extra in self._extras:

@@ -81,7 +81,7 @@ def root_of(
         "nearhit.request_id": request.id,
         "nearhit.upstream_request_id": request.upstream_request_id,
         "nearhit.route": request.route,
-        "nearhit.tenant": request.tenant[:12],
+        "nearhit.tenant": request.client.tenant[:12],
         "nearhit.complexity": request.complexity,
         "nearhit.note": request.note,
         "nearhit.spans_lost": traced.lost or None,

@@ -176,7 +176,7 @@ class BackendChoice:
         target = self._route.target
         if not self._has_splits:  # most routes have none, and a key costs a hash over the prompt's opening
             return target
-        return resolve_splits(target, sticky_key(call, request.tenant, "conversation"), self._rng)
+        return resolve_splits(target, sticky_key(call, request.client.tenant, "conversation"), self._rng)
 
     def _score_prompt(self, request: RequestContext, call: Call) -> ScoredPrompt:
         """Score the question, which was embedded, or the whole prompt if there is none.

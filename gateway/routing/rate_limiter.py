@@ -352,15 +352,15 @@ def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence
 
 # The demands of a request, and its subjects.
 def limit_subjects(request: RequestContext) -> Mapping[Per, str]:
-    permit = request.permit
+    permit = request.client.permit
     # a key keeps its id over a rotation
-    key = permit.id if permit is not None and permit.id else request.credentials.key
-    return subjects(request.account, None if request.call is None else request.call.user, key)
+    key = permit.id if permit is not None and permit.id else request.client.credentials.key
+    return subjects(request.client.account, None if request.call is None else request.call.user, key)
 
 
 def key_limits(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:
     """Return the limits of the request's API key, and their subject."""
-    permit = request.permit
+    permit = request.client.permit
     return ((), {}) if permit is None or request.internal else (permit.limits, {"key": permit.id})
 
 

@@ -105,7 +105,7 @@ class TierLearning:
             return
         if instead:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)
-        self._answers.put((request.tenant, request.id), TierAnswer(request.route, prompt, light=not large))
+        self._answers.put((request.client.tenant, request.id), TierAnswer(request.route, prompt, light=not large))
 
     # Learning
 

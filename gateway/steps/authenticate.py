@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
 
 from gateway.bounded_cache import BoundedCache
 from gateway.config.api_keys import PREFIX, digest_of, is_well_formed
 from gateway.context import Handler, RequestContext, resolve_response
-from gateway.credentials import ANONYMOUS, CredentialRules, Credentials
+from gateway.credentials import ANONYMOUS, CredentialRules
 from gateway.errors import TooManyAuthFailures, Unauthorized
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import ACCOUNT, HEADER, Principal
+from gateway.request_fields import Client
 from gateway.steps.key_cache import KeyCache, LookupResult
 from gateway.steps.shared_tenants import AnonymousHits, TenantsOfKeys
 
@@ -73,13 +75,13 @@ REJECTION_MESSAGES = {
 }
 
 
-def credentials_of(request: RequestContext, rules: CredentialRules) -> Credentials:
-    """Read what a request shows of its client, once for each head. The query string is a part of the head."""
-    shown = request.head.credentials
-    if shown is None:
-        shown = request.head.credentials = rules.read(request.headers, request.query)
-    request.credentials = shown
-    return shown
+def client_of(request: RequestContext, rules: CredentialRules) -> Client:
+    """Return the client as its credentials show it. They are read once for each head, which includes the query."""
+    client = request.head.client
+    if client is None:
+        shown = rules.read(request.headers, request.query)
+        client = request.head.client = Client(shown.tenant, shown.account, shown)
+    return client
 
 
 class PassthroughAuth:
@@ -93,11 +95,12 @@ class PassthroughAuth:
         self._anonymous = AnonymousHits()
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        shown = request.head.credentials
-        if shown is None:
-            self._tenants.see(shown := credentials_of(request, self._rules))
-        request.credentials, request.tenant, request.account = shown, shown.tenant, shown.account
-        if shown.tenant is not ANONYMOUS or self._anonymous.has_warned:
+        client = request.head.client
+        if client is None:
+            client = client_of(request, self._rules)
+            self._tenants.see(client.credentials)
+        request.client = client
+        if client.tenant is not ANONYMOUS or self._anonymous.has_warned:
             return self._inner(request)
         return self._anonymous.watch(request, self._inner(request))
 
@@ -121,7 +124,8 @@ class ApiKeyAuth:
         self._telemetry = telemetry
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        text = credentials_of(request, self._rules).listed_key
+        client = client_of(request, self._rules)
+        text = client.credentials.listed_key
         if text is None:
             self._telemetry.auth_failures.add("data", "missing")
             raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
@@ -129,15 +133,18 @@ class ApiKeyAuth:
         permit = self._key_cache.cached(digest)
         if permit is None:
             request.require_capacity()
-            return self._look_up(request, text, digest)
-        return self._admit(request, permit)
+            return self._look_up(request, client, text, digest)
+        return self._admit(request, client, permit)
 
-    def _admit(self, request: RequestContext, permit: Principal) -> Response | Awaitable[Response]:
-        request.tenant = request.account = permit.tenant
-        request.permit, request.read_only = permit, permit.read_only
+    def _admit(self, request: RequestContext, client: Client, permit: Principal) -> Response | Awaitable[Response]:
+        if client.permit is not permit:
+            client = request.head.client = Client(
+                permit.tenant, permit.tenant, client.credentials, permit, permit.read_only
+            )
+        request.client = client
         return self._inner(request)
 
-    async def _look_up(self, request: RequestContext, text: str, digest: str) -> Response:
+    async def _look_up(self, request: RequestContext, client: Client, text: str, digest: str) -> Response:
         """Raise `Unauthorized`, `TooManyAuthFailures`, or `Overloaded` if the store does not answer."""
         wait_s = self._failures.wait_s(request.client_address)
         if wait_s is not None:
@@ -151,7 +158,7 @@ class ApiKeyAuth:
             self._failures.failed(request.client_address)
             self._telemetry.auth_failures.add("data", result)
             raise Unauthorized(REJECTION_MESSAGES[result])
-        return await resolve_response(self._admit(request, result))
+        return await resolve_response(self._admit(request, client, result))
 
 
 class JobAuth:
@@ -163,8 +170,8 @@ class JobAuth:
         self._key_cache = key_cache
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        credentials_of(request, self._rules)
-        request.account = request.headers.get(ACCOUNT, request.tenant)
+        tenant, shown = request.client.tenant, client_of(request, self._rules).credentials
+        request.client = Client(tenant, request.headers.get(ACCOUNT, tenant), shown)
         identity = request.headers.get(HEADER)
         return self._inner(request) if identity is None else self._look_up(request, identity)
 
@@ -172,5 +179,5 @@ class JobAuth:
         result = await self._key_cache.find_by_id(identity)
         if not isinstance(result, Principal):
             raise Unauthorized(REJECTION_MESSAGES[result])
-        request.permit, request.read_only = result, result.read_only
+        request.client = replace(request.client, permit=result, read_only=result.read_only)
         return await resolve_response(self._inner(request))

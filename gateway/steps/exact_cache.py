@@ -129,7 +129,7 @@ class ExactCache:
             request.served = (entry, self._lifetime)
             return response_from_entry(request, entry, freshness, Verdict.EXACT)
         if freshness.stale_while_revalidate:
-            if not request.read_only:
+            if not request.client.read_only:
                 self._background.start(f"refresh {request.fingerprint}", self._revalidate(request))
             return response_from_entry(request, entry, freshness, Verdict.STALE)
         if freshness.stale_if_error:

@@ -33,6 +33,7 @@ from gateway.observability.response_headers import HeaderTemplate
 from gateway.outcomes import Verdict
 from gateway.ports import Clock, NearbyStore
 from gateway.principal import Principal
+from gateway.request_fields import Client
 from gateway.scores import TrafficFacts
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
@@ -60,9 +61,8 @@ class _CachedHit:
     entry: Entry
     lifetime: Lifetime  # of the entry, under the policy
     dialect: Dialect
-    tenant: str
+    client: Client
     route: str
-    permit: Principal | None
     facts: TrafficFacts | None
     series: RequestSeries
     provenance: Provenance
@@ -172,7 +172,7 @@ class ExactFastPath:
         except BaseException:
             if self._start_trace is not None:
                 self._start_trace(request)
-            request.dialect, request.route, request.tenant = cached_hit.dialect, cached_hit.route, cached_hit.tenant
+            request.dialect, request.route, request.client = cached_hit.dialect, cached_hit.route, cached_hit.client
             self._observer.on_end(request, CLIENT_CLOSED, None)
             raise
         if entry is None or cached_hit.table is not self._table() or not cached_hit.matches(entry):
@@ -191,13 +191,14 @@ class ExactFastPath:
     def _answer_hit(self, request: RequestContext, cached_hit: _CachedHit, body: bytes) -> Response | None:
         """Return None if the hit may not be served: the later steps then report why."""
         entry = cached_hit.entry
-        if cached_hit.permit is not None and not self._is_valid(cached_hit.permit):
+        permit = cached_hit.client.permit
+        if permit is not None and not self._is_valid(permit):
             return None
         freshness = freshness_of(entry, cached_hit.lifetime, NO_DIRECTIVES, self._clock.wall())
         if not freshness.fresh:
             return None
-        request.dialect, request.route, request.tenant = cached_hit.dialect, cached_hit.route, cached_hit.tenant
-        request.permit, request.facts = cached_hit.permit, cached_hit.facts
+        request.dialect, request.route, request.client = cached_hit.dialect, cached_hit.route, cached_hit.client
+        request.facts = cached_hit.facts
         if self._start_trace is not None:
             self._start_trace(request)
         seconds = request.since("exact", request.received) - request.received
@@ -239,9 +240,8 @@ class ExactFastPath:
             entry=entry,
             lifetime=lifetime,
             dialect=request.dialect,
-            tenant=request.tenant,
+            client=request.client,
             route=request.route,
-            permit=request.permit,
             facts=request.facts,
             series=self._observer.series(request, 200, provenance),
             provenance=provenance,

@@ -95,13 +95,13 @@ class FeedbackEndpoint:
         return request.path == PATH and request.method == "POST"
 
     async def answer(self, request: RequestContext) -> Response:
-        if request.read_only:
+        if request.client.read_only:
             raise Forbidden("this API key is read-only for the cache, so its feedback does not count")
         check_keys(body := await request.body_source.read())
         request_id, verdict = _parse(parse_object(body))
-        outcome = await self._verdicts.apply_feedback(request.tenant, request_id, verdict)
+        outcome = await self._verdicts.apply_feedback(request.client.tenant, request_id, verdict)
         if outcome is None:
-            outcome = await self._forward(request.tenant, request_id, verdict)
+            outcome = await self._forward(request.client.tenant, request_id, verdict)
         if outcome is None:
             raise NotFound(
                 f"no recent answer to you has the request id {request_id[:128]!r}: expected the x-request-id of a "

@@ -110,7 +110,7 @@ class ParseAndRoute:
 
     def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
         """Route a request that no dialect claims. Its models are read only if they decide anything."""
-        if not table.matches_models and (request.permit is None or not request.permit.models):
+        if not table.matches_models and (request.client.permit is None or not request.client.permit.models):
             return self._route(request, table, None, ())
         body = request.body_source.buffered_body
         if body is None or takes_long(body):
@@ -140,9 +140,9 @@ class ParseAndRoute:
         """Hand a request on."""
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
-        if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
+        if request.client.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
             is_told = call is not None or uses_only_named(request.method, request.path)
-            request.permit.check_models(models if is_told else (), request.method, request.path)
+            request.client.permit.check_models(models if is_told else (), request.method, request.path)
         route = find_route(request, call, models, table.policy)
         try:
             apply_route(request, call, route, table.readers.get(route.name) if table.readers else None)
@@ -158,8 +158,8 @@ class ParseAndRoute:
 
     def _record(self, request: RequestContext, call: Call | None, route: Route) -> None:
         """Record what erasure and the traffic log need."""
-        if call is not None and (call.user is not None or request.permit is not None):
-            request.subjects = subjects_of_call(call.user, request.permit, self._subjects_of)
+        if call is not None and (call.user is not None or request.client.permit is not None):
+            request.subjects = subjects_of_call(call.user, request.client.permit, self._subjects_of)
         if (log := self._recording.log) is not None:
             request.facts = log.facts(request, route)
 
@@ -227,7 +227,7 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
     if call is None:
         request.bypass = Bypass.PASS_THROUGH
     else:
-        request.owner = owner_of(route.share, request.tenant, call.user)
+        request.owner = owner_of(route.share, request.client.tenant, call.user)
         request.bypass = bypass_of(call.uncached, request.directives) if route.caches else Bypass.POLICY
         if route.caches and call.uncached is None and not request.directives.no_store:
             for name in route.vary:

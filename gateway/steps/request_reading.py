@@ -29,6 +29,7 @@ from gateway.dialects.named_models import content_type_of, model_in_body, models
 from gateway.dialects.targets import target_of
 from gateway.ports import Clock
 from gateway.principal import Principal
+from gateway.request_fields import Client
 from gateway.streams import BufferedBody
 from gateway.subjects import SubjectsOf
 
@@ -60,7 +61,7 @@ def read_body(request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEY
 def find_route(request: RequestContext, call: Call | None, models: Models, policy: Policy) -> Route:
     """Return the route of a request, and note its model."""
     request.model = model = models[0] if models else ""
-    route = policy.match(request.path, model, request.tenant, request.headers)
+    route = policy.match(request.path, model, request.client.tenant, request.headers)
     if call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):
         return _route_of_model(request, policy, route)
     return route
@@ -71,8 +72,8 @@ def _route_of_model(request: RequestContext, policy: Policy, default: Route) -> 
     it."""
     name = unquote(request.path.removeprefix(ONE_MODEL))
     for path in CALLED_PATHS:
-        route = policy.match(path, name, request.tenant, request.headers)
-        if route is not policy.match(path, "", request.tenant, request.headers):
+        route = policy.match(path, name, request.client.tenant, request.headers)
+        if route is not policy.match(path, "", request.client.tenant, request.headers):
             return route
     return default
 
@@ -101,6 +102,7 @@ def described_request(
     """
     read, sent = target_of(method, target), CIMultiDict(headers)
     shown = NONE_SHOWN if rules is None else rules.read(sent, read.query)
+    tenant = shown.tenant if tenant is None else tenant
     request = RequestContext(
         request_id="described",
         method=method,
@@ -109,7 +111,7 @@ def described_request(
         headers=sent,
         body_source=BufferedBody(),
         clock=clock,
-        tenant=shown.tenant if tenant is None else tenant,
+        client=Client(tenant, tenant, shown),
     )
-    request.credentials, request.body, request.dialect = shown, body, read.dialect
+    request.body, request.dialect = body, read.dialect
     return request, *read_body(request, body)

@@ -231,7 +231,7 @@ class SemanticLookup:
         request.considered, request.judged = [judged], judged
         control.hit()
         self.telemetry.link_hits.add(request.route)
-        self.memory.served.add(request.tenant, request.id, ServedHit(request.route, judged, self.embedder))
+        self.memory.served.add(request.client.tenant, request.id, ServedHit(request.route, judged, self.embedder))
         return response_from_entry(request, entry, freshness, Verdict.SEMANTIC, link.similarity, Basis.LINK)
 
     def _fresh_in_memory(self, search: _Search) -> list[FreshNeighbour] | None:
@@ -430,7 +430,7 @@ class SemanticLookup:
         if has_tools and self._is_refused_tool_call(request, chosen.entry):
             return None
         control.hit()
-        self.memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self.embedder))
+        self.memory.served.add(request.client.tenant, request.id, ServedHit(request.route, chosen, self.embedder))
         return response_from_entry(
             request, chosen.entry, fresh_neighbours[scores.best_index][2], Verdict.SEMANTIC, chosen.similarity
         )
@@ -453,4 +453,4 @@ def _is_own(request: RequestContext, entry: Entry) -> bool:
 
 def _client(request: RequestContext) -> str:
     """Return the client whose labels count in full for this request."""
-    return client_of(request.tenant, "" if request.permit is None else request.permit.id)
+    return client_of(request.client.tenant, "" if request.client.permit is None else request.client.permit.id)

@@ -52,7 +52,7 @@ class SingleFlight:
 
     def _lead(self, request: RequestContext) -> Response | Awaitable[Response]:
         answer = self._inner(request)
-        if isinstance(answer, Response) or request.read_only:  # nobody shares the call of a read-only key
+        if isinstance(answer, Response) or request.client.read_only:  # nobody shares the call of a read-only key
             return answer
         key = request.fingerprint
         flight = self._flights[key] = SharedCall(answer, request.traced, self._unread)

@@ -66,7 +66,7 @@ class SplitInputs:
     def _child_request(self, request: RequestContext, call: Call) -> RequestContext:
         part = request.child("part")
         part.call = call
-        owner = owner_of(self._share, request.tenant, call.user)
+        owner = owner_of(self._share, request.client.tenant, call.user)
         part.scope, part.fingerprint = keys_of(owner, request.route, call, request.query, request.variant)
         if part.asker is not None:
             part.fingerprint = part.asker.own_key(part.fingerprint)

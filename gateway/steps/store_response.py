@@ -216,7 +216,7 @@ class StoreResponse:
         if call.dialect.relays and (response.status != 200 or isinstance(response.body, ByteStream)):
             # It is addressed to one client, so those that wait for the same answer make their own calls.
             response = replace(response, provenance=response.provenance.as_exclusive())
-        if request.read_only:
+        if request.client.read_only:
             self._count(Admission.READ_ONLY)
             return response
         if response.status != 200:
@@ -353,7 +353,7 @@ class StoreResponse:
             admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and self._placement.applies(request):
-            private = directives.private or any(map(request.credentials.rules.sign_of, directives.vary))
+            private = directives.private or any(map(request.client.credentials.rules.sign_of, directives.vary))
             placed = self._placement.place(request, call, inspection, private=private, request_time=now - seconds)
             admission, lifetime_s, keys = placed.admission, min(lifetime_s, placed.ttl_s), placed.keys
         if admission is not Admission.STORED:

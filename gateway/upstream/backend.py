@@ -383,7 +383,7 @@ class UpstreamPool:
         call, prefixes = request.call, self._prefixes
         if call is not None and prefixes is not None:
             candidates = [LoadCandidate(each.upstream.address, each.load, each.upstream.weight) for each in endpoints]
-            warm = prefixes.pick(call, request.tenant, candidates, request.preferred_upstream, remember=remember)
+            warm = prefixes.pick(call, request.client.tenant, candidates, request.preferred_upstream, remember=remember)
             if warm is not None:
                 index, outcome = warm
                 if remember:
@@ -399,7 +399,7 @@ class UpstreamPool:
             LoadCandidate(endpoint.upstream.address, endpoint.load, endpoint.upstream.weight, seconds)
             for endpoint, seconds in zip(endpoints, expected, strict=True)
         ]
-        key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
+        key = sticky_key(request.call, request.client.tenant, self._rules.sticky) if request.call is not None else None
         return endpoints[pick(candidates, self._rng, key=key, preferred=request.preferred_upstream)]
 
     def _retry_target(self, attempt: AttemptResult, request: RequestContext) -> RetryTarget:
@@ -425,7 +425,7 @@ class UpstreamPool:
         if blamed and refusal is Refused.KEY:
             endpoint.breaker.eject(now)
         else:
-            endpoint.refusals.add("" if blamed else request.tenant, now + REFUSED_S, scope)
+            endpoint.refusals.add("" if blamed else request.client.tenant, now + REFUSED_S, scope)
         if not own:
             return False
         if blamed:

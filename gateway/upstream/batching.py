@@ -102,7 +102,9 @@ class Batching:
         rows = None if call is None else batch_rows(call)
         if call is None or rows is None or rows >= self._rule.max_size:
             return await self._inner.send(request)
-        form = b"\0".join((request.path.encode(), b"" if self._shared else request.tenant.encode(), batch_key(call)))
+        form = b"\0".join(
+            (request.path.encode(), b"" if self._shared else request.client.tenant.encode(), batch_key(call))
+        )
         if (self._failures.peek(form) or 0) >= MAX_FAILED_BATCHES:
             return await self._inner.send(request)
         member = _QueuedCall(request, call, rows, asyncio.get_running_loop().create_future())

@@ -112,7 +112,7 @@ class ConcurrencyLimiter:
         if self._admissions or self.inflight >= self._limit.value:
             return None
         self.inflight += 1
-        held, tenant = self._held, request.account
+        held, tenant = self._held, request.client.account
         held[tenant] = held.get(tenant, 0) + 1
         return ConcurrencyPermit(self, tenant, self._clock.monotonic())
 
@@ -125,7 +125,7 @@ class ConcurrencyLimiter:
         if permit is None:
             with request.timer("queue"):
                 await self._wait(request)
-            permit = ConcurrencyPermit(self, request.account, self._clock.monotonic())
+            permit = ConcurrencyPermit(self, request.client.account, self._clock.monotonic())
         return permit
 
     async def acquire_client_paced(self, request: RequestContext) -> ConcurrencyPermit:
@@ -135,13 +135,13 @@ class ConcurrencyLimiter:
         """
         with request.timer("queue"):
             try:
-                await self.client_paced.enter(request.account, min(self._max_wait_s, request.upstream_left_s))
+                await self.client_paced.enter(request.client.account, min(self._max_wait_s, request.upstream_left_s))
             except TimeoutError:
                 raise self._overload_error(ShedReason.TENANT_SHARE) from None
         try:
             permit = await self.acquire(request)
         except BaseException:
-            self.client_paced.leave(request.account)
+            self.client_paced.leave(request.client.account)
             raise
         permit.client_paced = True
         return permit
@@ -171,7 +171,7 @@ class ConcurrencyLimiter:
     async def _wait(self, request: RequestContext) -> None:
         now = self._clock.monotonic()
         wait_until, deadline = now + self._max_wait_s, min(request.due, request.upstream_due)
-        ticket = Ticket(request.priority, min(wait_until, deadline), next(self._numbers), request.account)
+        ticket = Ticket(request.priority, min(wait_until, deadline), next(self._numbers), request.client.account)
         self._enqueue(ticket, deadline, now)
         admission = self._admissions[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -186,7 +186,7 @@ class ConcurrencyLimiter:
                 ) from None
         except asyncio.CancelledError:
             if _is_granted(admission):
-                self.on_release(request.account, None)
+                self.on_release(request.client.account, None)
             raise
         finally:
             self._admissions.pop(ticket, None)

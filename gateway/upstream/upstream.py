@@ -149,7 +149,9 @@ class Upstream:
         if not waits.until:  # the common case
             return 0.0
         return (
-            waits.longest_s(now) if request is None else waits.remaining_s(request.tenant, now, self.scope_of(request))
+            waits.longest_s(now)
+            if request is None
+            else waits.remaining_s(request.client.tenant, now, self.scope_of(request))
         )
 
     def scope_of(self, request: RequestContext) -> str:
@@ -162,7 +164,7 @@ class Upstream:
     def refuses(self, request: RequestContext, now: float) -> bool:
         """Return whether the upstream has lately refused such calls, so that another one is preferred."""
         refusals = self.refusals
-        return bool(refusals.until) and refusals.remaining_s(request.tenant, now, self.scope_of(request)) > 0.0
+        return bool(refusals.until) and refusals.remaining_s(request.client.tenant, now, self.scope_of(request)) > 0.0
 
     def state(self, now: float) -> UpstreamState:
         """Return the state, as far as it is the same for all tenants."""
@@ -196,7 +198,7 @@ class Upstream:
         self.unlimited_headers = None if limits else headers
         if seconds > 0:
             everything = is_overload(status)
-            account = "" if self.upstream.own_account or everything else request.tenant
+            account = "" if self.upstream.own_account or everything else request.client.tenant
             self.waits.add(account, now + seconds, "" if everything else self.scope_of(request))
 
     def count(self, status: int, seconds: float, *, whole: bool) -> None:

@@ -73,7 +73,7 @@ def test_what_a_request_is(
     )
     dialect = None if request.dialect is None else request.dialect.name
     route = find_route(request, call, models, policy)
-    assert (request.path, dialect, request.model, request.credentials.key, route.name) == expected
+    assert (request.path, dialect, request.model, request.client.credentials.key, route.name) == expected
     assert read_body(request, sent)[1] == models
 
 
@@ -82,7 +82,7 @@ def test_a_description_may_name_its_tenant() -> None:
         "POST", CHAT, {"Authorization": "Bearer ann"}, json.dumps(chat()).encode(), tenant="acme", rules=None,
         clock=FakeClock(),
     )  # fmt: skip
-    assert (request.tenant, request.credentials.key) == ("acme", None)
+    assert (request.client.tenant, request.client.credentials.key) == ("acme", None)
 
 
 @pytest.fixture

@@ -85,18 +85,18 @@ class BatchEndpoint:
             raise Overloaded(
                 f"the file store is full: expected at most {MAX_FILES} files and jobs.max_bytes bytes", retry_after_s=60
             )
-        if len(await self._store.files(request.tenant)) >= MAX_FILES_PER_TENANT:
+        if len(await self._store.files(request.client.tenant)) >= MAX_FILES_PER_TENANT:
             raise TooManyJobs(
                 f"you have reached the limit of {MAX_FILES_PER_TENANT} files: delete some", retry_after_s=60
             )
         now = self._clock.wall()
         name = f"file-{secrets.token_hex(16)}"
-        file = BatchFile(name, request.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
+        file = BatchFile(name, request.client.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
         await self._store.put_file(file, content)
         return _json(file_json(file))
 
     async def _list_files(self, request: RequestContext, _: str) -> Response:
-        data = [file_json(file) for file in await self._store.files(request.tenant)]
+        data = [file_json(file) for file in await self._store.files(request.client.tenant)]
         return _json(_page(data, more=False))
 
     async def _show_file(self, request: RequestContext, identity: str) -> Response:
@@ -121,7 +121,7 @@ class BatchEndpoint:
     async def _file(self, request: RequestContext, identity: str) -> BatchFile:
         """Return the file. Raise `NotFound`, also if it belongs to another tenant."""
         file = await self._store.file(identity)
-        if file is None or file.tenant != request.tenant:
+        if file is None or file.tenant != request.client.tenant:
             raise NotFound("there is no such file")
         return file
 
@@ -142,15 +142,17 @@ class BatchEndpoint:
                 param="metadata",
             )
         file = await self._file(request, str(fields.get("input_file_id")))
-        if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
+        if len(await self._store.batches(request.client.tenant)) >= MAX_BATCHES_PER_TENANT:
             raise TooManyJobs(f"you have reached the limit of {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
         identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
         headers, credentials = stored_headers(
-            request.headers_with_parent(request.headers), b"", request.credentials.rules, explicit=True
+            request.headers_with_parent(request.headers), b"", request.client.credentials.rules, explicit=True
         )
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
-        batch = JobBatch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
+        batch = JobBatch(
+            identity, request.client.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed
+        )
         await self._store.create(batch)
         self._on_created()
         return _json(batch_json(batch, 0, 0))
@@ -160,7 +162,7 @@ class BatchEndpoint:
         limit, after = query.get("limit", ["20"])[0], query.get("after", [""])[0]
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= MAX_PAGE:
             raise BadRequest(f"'limit' is invalid: expected a number from 1 to {MAX_PAGE}", param="limit")
-        names = await self._store.batches(request.tenant)
+        names = await self._store.batches(request.client.tenant)
         if after:
             names = names[names.index(after) + 1 :] if after in names else []
         batch_views = [
@@ -181,7 +183,7 @@ class BatchEndpoint:
     async def _batch(self, request: RequestContext, identity: str) -> JobBatch:
         """Return the batch. Raise `NotFound`, also if it belongs to another tenant."""
         batch = await self._store.batch(identity)
-        if batch is None or batch.tenant != request.tenant:
+        if batch is None or batch.tenant != request.client.tenant:
             raise NotFound("there is no such batch")
         return batch
 

@@ -132,17 +132,17 @@ class JobEndpoint:
         headers, credentials = stored_headers(
             request.headers_with_parent(request.headers),
             job_request.body,
-            request.credentials.rules,
+            request.client.credentials.rules,
             explicit=explicit,
         )
-        query = request.credentials.rules.without_secrets(job_request.query)
+        query = request.client.credentials.rules.without_secrets(job_request.query)
         if query != job_request.query:
             credentials += ((QUERY, job_request.query),)
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         job = Job(
             identity,
-            request.tenant,
+            request.client.tenant,
             job_request.method,
             job_request.path,
             query,
@@ -160,7 +160,9 @@ class JobEndpoint:
         if admittance in (Admittance.FULL, Admittance.TENANT_FULL):
             raise _full(admittance)
         self._workers.wake()
-        job_state = await self._store.status(identity, request.tenant) if admittance is Admittance.KNOWN else None
+        job_state = (
+            await self._store.status(identity, request.client.tenant) if admittance is Admittance.KNOWN else None
+        )
         body = {"id": identity, "object": "job", "status": (job_state or JobStatus.QUEUED).value}
         applied = () if explicit else (("Preference-Applied", "respond-async"),)
         return _json(202, body, (("Location", f"{PATH}/{identity}"), *applied))
@@ -171,12 +173,12 @@ class JobEndpoint:
             raise NotFound("there is no such job")
         job, events = match[1], match[2] is not None
         if request.method == "GET":
-            job_state = await self._job_state(job, request.tenant)
+            job_state = await self._job_state(job, request.client.tenant)
             if events:
                 return await self._events(job_state)
             return _json(200, job_json(job_state), _retry_after(job_state))
         if request.method == "DELETE" and not events:
-            cancelled = await self._store.cancel(job, request.tenant, self._config.result_ttl)
+            cancelled = await self._store.cancel(job, request.client.tenant, self._config.result_ttl)
             if cancelled is None:
                 raise NotFound("there is no such job")
             if cancelled.status is JobStatus.CANCELLED:
@@ -231,16 +233,16 @@ class JobEndpoint:
 
 def key_header(request: RequestContext) -> tuple[tuple[str, str], ...]:
     """Return the headers by which a running job counts against its client's key and account."""
-    permit = request.permit
+    permit = request.client.permit
     key = () if permit is None or not permit.id else ((HEADER, permit.id),)
-    return key if request.account == request.tenant else (*key, (ACCOUNT, request.account))
+    return key if request.client.account == request.client.tenant else (*key, (ACCOUNT, request.client.account))
 
 
 def subjects_of_job(subjects_of: SubjectsOf | None, body: bytes, request: RequestContext) -> tuple[str, ...]:
     """Return the digests of the users that a job's body names, and of its client's key."""
     if subjects_of is None:
         return ()
-    key = "" if request.permit is None else request.permit.name
+    key = "" if request.client.permit is None else request.client.permit.name
     return subjects_of(body_user(body), key)
 
 

@@ -13,6 +13,7 @@ from gateway.features.jobs.submission import QUERY
 from gateway.messages import ByteStream, EventStream, FullBody, Response
 from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
+from gateway.request_fields import Client
 from gateway.streams import BufferedBody, close_body
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Runner:
             headers=headers,
             body_source=BufferedBody(job.body),
             clock=self._clock,
-            tenant=job.tenant,
+            client=Client(job.tenant, job.tenant),
             background=True,
         )
 

@@ -107,7 +107,7 @@ async def metered_call(request: RequestContext) -> MeteredCall:
     model = request.model or str(fields.get("model") or "")[:200]
     output = None if operation.writes_text or operation.unit is Unit.IMAGE else 0
     quantity = _quantity(operation.unit, fields, request, len(body))
-    return MeteredCall(*common, model, None, len(body) // BYTES_A_TOKEN, output, quantity, request.tenant)
+    return MeteredCall(*common, model, None, len(body) // BYTES_A_TOKEN, output, quantity, request.client.tenant)
 
 
 async def _body_of(request: RequestContext) -> bytes:

@@ -113,7 +113,7 @@ def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpK
     if request.directives.no_store:
         return call
     request.variant = variant_of(request.headers, route.vary)
-    public = owner_of(route.share, request.tenant, None)
+    public = owner_of(route.share, request.client.tenant, None)
     session = request.headers.get(SESSION, "")
 
     def keys(owner: str, changes_of: str) -> CacheKeys:
@@ -143,9 +143,9 @@ def use_keys(request: RequestContext, keys: CacheKeys) -> None:
 def _authorisation(request: RequestContext) -> str:
     """Return the owner of the request's private results. Two API keys of a tenant are two authorisations; those of the
     configuration have no id."""
-    permit = request.permit
-    key = "" if permit is None else f"{permit.id} {request.credentials.tenant}"
-    return authorisation_of(request.tenant, key)
+    permit = request.client.permit
+    key = "" if permit is None else f"{permit.id} {request.client.credentials.tenant}"
+    return authorisation_of(request.client.tenant, key)
 
 
 class McpResults:
@@ -243,7 +243,7 @@ class McpResults:
 
     def _record_change(self, request: RequestContext, subject: str) -> None:
         now, authorisation = self._clock.wall(), _authorisation(request)
-        for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.tenant, None))):
+        for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.client.tenant, None))):
             self._knowledge.record_change(self._route.name, owner, subject, now)
         for subject_inflight, fingerprint in self._inflight.values():
             if subject_inflight == subject:

@@ -64,7 +64,7 @@ def facts_of(
         call.dialect.name,
         call.operation,
         tuple(_matched_headers(request, headers)),
-        tenants(request.tenant),
+        tenants(request.client.tenant),
         digest(b"user/" + as_bytes(call.user)) if call.user else b"",
         canonical,
         digest(b"scope/" + kind + call.context),
@@ -98,7 +98,7 @@ def passed_facts_of(
         "",
         operation.name,
         tuple(_matched_headers(request, headers)),
-        tenants(request.tenant),
+        tenants(request.client.tenant),
         user=b"",
         canonical=canonical,
         context=canonical,
@@ -217,7 +217,7 @@ def _matched_headers(request: RequestContext, names: frozenset[str]) -> Iterator
     if not names:
         return
     for name, value in request.headers.items():
-        if name.lower() in names and not request.credentials.rules.is_secret(name):
+        if name.lower() in names and not request.client.credentials.rules.is_secret(name):
             yield name.lower(), value
 
 

@@ -66,7 +66,7 @@ def _is_leased(request: RequestContext, unstorable: HitForMiss, placement: Place
     if placement is not None and placement.applies(request):  # the lease does not cover the keys of its answer
         return False
     # the answer is not or may not be stored, or the store has just failed
-    return not request.read_only and request.fingerprint not in unstorable and request.note != Bypass.STORE
+    return not request.client.read_only and request.fingerprint not in unstorable and request.note != Bypass.STORE
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class ResourceStep:
         if not ids:
             return
         request.require_capacity()
-        affinity = await self._affinity.find(request.tenant, ids)
+        affinity = await self._affinity.find(request.client.tenant, ids)
         if affinity is not None and affinity.backend in self._pools:
             request.affinity = affinity
 
@@ -116,7 +116,7 @@ class ResourceStep:
                 continue
             if response.status < 400:
                 await close_body(missing.body)
-                self._affinity.remember(request.tenant, [resource], place)
+                self._affinity.remember(request.client.tenant, [resource], place)
                 return response
             await close_body(response.body)
         request.affinity = None
@@ -131,7 +131,9 @@ class ResourceStep:
         if pool is None:
             return response
         place = Affinity(pool.name, None if pool.single is not None else request.called_upstream)
-        owners = (request.tenant, SHARED) if self._shared and request.call is not None else (request.tenant,)
+        owners = (
+            (request.client.tenant, SHARED) if self._shared and request.call is not None else (request.client.tenant,)
+        )
         remember = partial(self._remember, owners, place)
         if response.status == 201:
             for name, value in response.headers:

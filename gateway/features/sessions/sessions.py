@@ -140,7 +140,7 @@ class RouteSessions:
         return self._keep_by_answer(request, response, state)
 
     def _owner(self, request: RequestContext) -> tuple[str, str, str]:
-        return request.tenant, request.owner, self._route.name
+        return request.client.tenant, request.owner, self._route.name
 
     def _keep_by_answer(self, request: RequestContext, response: Response, state: SessionState) -> Response:
         """Keep the state under the id of the answer, which the next request names."""

@@ -50,8 +50,8 @@ class TrustRuntime(Runtime):
 def apply_trust(request: RequestContext, call: Call, rule: TrustRule) -> Call:
     """Give a request that may be looked up the exact key of its client."""
     if request.fingerprint:
-        key = "" if request.permit is None else request.permit.id
-        request.asker = asker = asker_of(rule, request.tenant, key, call.user)
+        key = "" if request.client.permit is None else request.client.permit.id
+        request.asker = asker = asker_of(rule, request.client.tenant, key, call.user)
         request.fingerprint = asker.own_key(request.fingerprint)
     return call
 
