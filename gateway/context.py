@@ -19,7 +19,7 @@ from gateway.messages import Affinity, Response
 from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.priority import Priority
-from gateway.request_fields import UNKNOWN_CLIENT, Client
+from gateway.request_fields import NO_DEADLINES, UNKNOWN_CLIENT, Client
 from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import TraceRecorder, UpstreamCall
 from gateway.transmission import Transmission
@@ -136,9 +136,9 @@ class RequestContext:
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
-        "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "tier_decision", "outlook", "light_only", "metered", "overloaded", "preferred_upstream",
-        "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
+        "deadlines", "upstream_since", "upstream_due", "priority", "scored_prompt", "complexity", "tier_decision",
+        "outlook", "light_only", "metered", "overloaded", "preferred_upstream", "pinned_upstream", "called_upstream",
+        "affinity", "reads_answer", "transmission",
     )  # fmt: skip
 
     def __init__(
@@ -224,9 +224,7 @@ class RequestContext:
         # What the step reached last has returned or raised, until the step around it ends.
         self.outcome: Response | Awaitable[Response] | Exception | None = None
 
-        self.deadline: float | None = None  # when the whole answer is due
-        self.ttft_deadline: float | None = None  # when the first token is due
-        self.tpot_s: float | None = None  # maximum seconds per output token
+        self.deadlines = NO_DEADLINES
         # when the first call to a backend began, and when the calls together must be over: see `timeouts.total`
         self.upstream_since: float | None = None
         self.upstream_due = math.inf
@@ -274,7 +272,7 @@ class RequestContext:
     @property
     def has_budget(self) -> bool:
         """Whether the request has a latency budget of any kind."""
-        return self.deadline is not None or self.ttft_deadline is not None or self.tpot_s is not None
+        return self.deadlines != NO_DEADLINES
 
     @property
     def is_part(self) -> bool:
@@ -284,7 +282,7 @@ class RequestContext:
     @property
     def due(self) -> float:
         """When the answer or its first token is due, whichever is earlier; infinite if nobody waits for it."""
-        whole, first = self.deadline, self.ttft_deadline
+        whole, first, _ = self.deadlines
         return min(math.inf if whole is None else whole, math.inf if first is None else first)
 
     @property
@@ -386,7 +384,7 @@ class RequestContext:
         """Return a child for a call that the gateway makes for itself. It has no latency budget, because nobody waits
         for it, and no lease."""
         child = self.child(purpose)
-        child.deadline = child.ttft_deadline = child.tpot_s = None
+        child.deadlines = NO_DEADLINES
         child.lease, child.internal, child.upstream_since, child.upstream_due = 0, True, None, math.inf
         return child
 

@@ -6,6 +6,7 @@ A request replaces a group as a whole, so requests that agree in one share the o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.credentials import NONE_SHOWN, Credentials
 from gateway.principal import Principal
@@ -27,3 +28,18 @@ class Client:
 
 
 UNKNOWN_CLIENT = Client()  # of a request that no step has authenticated
+
+
+class Deadlines(NamedTuple):
+    """The latency budget of a request, as times on the monotonic clock. None is no limit. `ParseAndRoute` sets it from
+    the request's headers and its route."""
+
+    whole: float | None = None
+    """When the whole answer is due."""
+    first_token: float | None = None
+    """When the first token is due."""
+    tpot_s: float | None = None
+    """The maximum of seconds per output token."""
+
+
+NO_DEADLINES = Deadlines()  # of a request without a latency budget

@@ -207,11 +207,9 @@ class BackendChoice:
         return None if features is None else self._pools[name].predict(features, self._clock.monotonic(), required)
 
     def _remaining(self, request: RequestContext) -> RemainingBudget:
-        now = self._clock.monotonic()
+        now, (whole, first_token, tpot_s) = self._clock.monotonic(), request.deadlines
         return RemainingBudget(
-            None if request.deadline is None else request.deadline - now,
-            None if request.ttft_deadline is None else request.ttft_deadline - now,
-            request.tpot_s,
+            None if whole is None else whole - now, None if first_token is None else first_token - now, tpot_s
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.context import RequestContext
 from gateway.errors import BadRequest
 from gateway.priority import Priority
+from gateway.request_fields import Deadlines
 
 HEADERS = TOTAL, TTFT, TPOT = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
 PRIORITY = "x-priority"
@@ -28,11 +29,12 @@ class Budget:
     ttft_s: float | None
     tpot_s: float | None
 
-    def due(self, received: float) -> tuple[float | None, float | None]:
-        """Return when the whole answer and its first token are due, for a request received at `received`."""
-        return (
+    def deadlines(self, received: float) -> Deadlines:
+        """Return the deadlines of a request that is received at `received`."""
+        return Deadlines(
             None if self.total_s is None else received + self.total_s,
             None if self.ttft_s is None else received + self.ttft_s,
+            self.tpot_s,
         )
 
 

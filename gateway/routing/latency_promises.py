@@ -131,15 +131,15 @@ class Promise:
         return StreamObserver(on_events, on_end, on_close=self._on_abandoned)
 
     def _in_time(self, first: float, end: float, pieces: int) -> bool:
-        request = self._request
+        whole, first_token, tpot_s = self._request.deadlines
         return (
-            (request.deadline is None or end <= request.deadline)
-            and (request.ttft_deadline is None or first <= request.ttft_deadline)
-            and (request.tpot_s is None or (end - first) <= request.tpot_s * max(1, pieces))
+            (whole is None or end <= whole)
+            and (first_token is None or first <= first_token)
+            and (tpot_s is None or (end - first) <= tpot_s * max(1, pieces))
         )
 
     def _on_abandoned(self) -> None:
-        deadline = self._request.deadline
+        deadline = self._request.deadlines.whole
         if not self._is_counted and deadline is not None and self._clock.monotonic() > deadline:
             self._report(False, True)
 

@@ -166,7 +166,8 @@ class Negotiate:
         if rule.paced and isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
             request.served = None
             events = body.events.take_all()
-            remaining_s = None if request.deadline is None else request.deadline - self._clock.monotonic()
+            due = request.deadlines.whole
+            remaining_s = None if due is None else due - self._clock.monotonic()
             duration_s = replay_duration_s(rule, response.provenance, len(events), remaining_s)
             body = EventStream(ClosingStream(paced(events, duration_s, self._clock, self._sleep)))
         return response if body is response.body else _with_body(response, body)

@@ -21,6 +21,7 @@ from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass
 from gateway.priority import Priority
+from gateway.request_fields import Deadlines
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 from gateway.steps.recording import Recording
 from gateway.steps.request_reading import (
@@ -245,10 +246,8 @@ def _apply_budget(request: RequestContext, route: Route) -> None:
         head.has_budget = any(name in request.headers for name in BOUNDS)
     if head.has_budget:
         request.priority = priority_of(request.headers, route.priority, raised=route.client_priority)
-        budget = budget_of(request.headers, route.latency_budget_s)
-        request.deadline, request.ttft_deadline = budget.due(request.received)
-        request.tpot_s = budget.tpot_s
+        request.deadlines = budget_of(request.headers, route.latency_budget_s).deadlines(request.received)
         return
     request.priority = route.priority
     if route.latency_budget_s is not None:
-        request.deadline = request.received + route.latency_budget_s
+        request.deadlines = Deadlines(request.received + route.latency_budget_s)

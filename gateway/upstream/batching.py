@@ -210,8 +210,10 @@ class Batching:
 def _request(members: Sequence[_QueuedCall]) -> RequestContext:
     """Return the request of the first member, with the merged call and the latest deadline of all members."""
     request = members[0].request.with_call(merge_calls([member.call for member in members]))
-    request.deadline = _latest(member.request.deadline for member in members)
-    request.ttft_deadline = _latest(member.request.ttft_deadline for member in members)
+    deadlines = [member.request.deadlines for member in members]
+    request.deadlines = request.deadlines._replace(
+        whole=_latest(each.whole for each in deadlines), first_token=_latest(each.first_token for each in deadlines)
+    )
     return request
 
 
