@@ -14,13 +14,12 @@ from gateway.calls import Call, Dialect, Inspection
 from gateway.credentials import TRACING
 from gateway.entries import NO_DIRECTIVES, CacheDirectives, Embedding, Entry, Lifetime
 from gateway.errors import TooManyInflight
-from gateway.latency_forecast import LatencyForecast
 from gateway.messages import Affinity, Response
 from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.priority import Priority
-from gateway.request_fields import NO_DEADLINES, UNKNOWN_CLIENT, Client
-from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
+from gateway.request_fields import NO_DEADLINES, NO_ESTIMATES, UNKNOWN_CLIENT, Client
+from gateway.scores import TrafficFacts
 from gateway.tracing import TraceRecorder, UpstreamCall
 from gateway.transmission import Transmission
 
@@ -136,9 +135,8 @@ class RequestContext:
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
-        "deadlines", "upstream_since", "upstream_due", "priority", "scored_prompt", "complexity", "tier_decision",
-        "outlook", "light_only", "metered", "overloaded", "preferred_upstream", "pinned_upstream", "called_upstream",
-        "affinity", "reads_answer", "transmission",
+        "deadlines", "upstream_since", "upstream_due", "priority", "estimates", "light_only", "metered", "overloaded",
+        "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
     )  # fmt: skip
 
     def __init__(
@@ -229,10 +227,7 @@ class RequestContext:
         self.upstream_since: float | None = None
         self.upstream_due = math.inf
         self.priority = Priority.NORMAL  # for when there is not enough capacity for all
-        self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
-        self.complexity: float | None = None  # in [0, 1], by the score in force on the route
-        self.tier_decision: TierDecision | None = None  # the tier that the light/large rule prefers
-        self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
+        self.estimates = NO_ESTIMATES
         self.light_only = False  # a limit of the policy restricts it to the lightest model
         self.metered = False  # its cost is counted, so the backend has to report usage
         # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
@@ -354,14 +349,8 @@ class RequestContext:
         child = self._copy()
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
-        child.on_written, child.considered, child.complexity, child.tier_decision, child.outlook = (
-            None,
-            (),
-            None,
-            None,
-            None,
-        )
-        child.scored_prompt = child.claim = child.writing = None
+        child.on_written, child.considered, child.estimates = None, (), NO_ESTIMATES
+        child.claim = child.writing = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.credentials import NONE_SHOWN, Credentials
+from gateway.latency_forecast import LatencyForecast
 from gateway.principal import Principal
+from gateway.scores import ScoredPrompt, TierDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,19 @@ class Deadlines(NamedTuple):
 
 
 NO_DEADLINES = Deadlines()  # of a request without a latency budget
+
+
+class Estimates(NamedTuple):
+    """The estimates that decide the choice of a backend. `BackendChoice` sets them."""
+
+    scored_prompt: ScoredPrompt | None = None
+    """The prompt that routes learn from."""
+    complexity: float | None = None
+    """In [0, 1], by the score in force on the route."""
+    tier_decision: TierDecision | None = None
+    """The tier that the light/large rule prefers."""
+    outlook: LatencyForecast | None = None
+    """The predicted latency of the backends, for a request with a latency budget."""
+
+
+NO_ESTIMATES = Estimates()  # of a request whose route has no choice, or has not chosen yet

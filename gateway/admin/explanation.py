@@ -204,7 +204,7 @@ def build_explanation(
     `outlook` is None without known latencies. `steps` are those of the route's pipeline. `scored_by` describes the
     gateway's own score. `screening` is None if no screen read the question.
     """
-    bounded, embedding, lines = request.outlook, request.embedding, _feature_lines(request, route)
+    bounded, embedding, lines = request.estimates.outlook, request.embedding, _feature_lines(request, route)
     return Explanation(
         route=route.name,
         file=route.file,
@@ -217,7 +217,7 @@ def build_explanation(
         exact=_exact(route, call),
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
-        complexity=request.complexity,
+        complexity=request.estimates.complexity,
         scored_by=_scored_by(request, scored_by, lines.pop("classifier", None)),
         signal=signal_of(request, route, decision),
         thresholds=_thresholds(request, route),
@@ -271,14 +271,14 @@ def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
         return str(decision.reason)
     if _to_hold_share(request, route):
         return "large_share"
-    return "" if request.scored_prompt is None else str(request.scored_prompt.by)
+    return "" if request.estimates.scored_prompt is None else str(request.estimates.scored_prompt.by)
 
 
 def _scored_by(request: RequestContext, own: str, classifier: str | None) -> str:
     """Return who scored the request, in words. `own` describes the gateway's own score, and `classifier` the answer of
     the route's classifier, or None if no classifier was asked."""
-    prompt = request.scored_prompt
-    if request.complexity is None or prompt is None:
+    prompt = request.estimates.scored_prompt
+    if request.estimates.complexity is None or prompt is None:
         return ""
     if prompt.by is Scorer.SESSION:
         return "the last question of the session"
@@ -325,7 +325,7 @@ def _tiers(target: Target) -> tuple[str, ...]:
 
 def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:
     """Return the thresholds of the policy, or the one that follows the traffic. Offline, that is its initial value."""
-    tier_decision = request.tier_decision
+    tier_decision = request.estimates.tier_decision
     return (tier_decision.threshold,) if tier_decision is not None and _rule(route) else route.target.escalate_above
 
 
@@ -337,7 +337,7 @@ def _rule(route: Route) -> str:
 
 
 def _to_hold_share(request: RequestContext, route: Route) -> bool:
-    tier_decision, score = request.tier_decision, request.complexity
+    tier_decision, score = request.estimates.tier_decision, request.estimates.complexity
     if tier_decision is None or score is None or route.target.large_share is None:
         return False
     return tier_decision.large != (score > tier_decision.threshold)

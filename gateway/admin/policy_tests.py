@@ -143,7 +143,7 @@ class PolicyTestRunner:
             "cache": _cache(request, call, route),
             "share": route.share,
         }
-        return outcome, request.complexity
+        return outcome, request.estimates.complexity
 
     def _pass_through_outcome(self, request: RequestContext, route: Route) -> Mapping[str, str]:
         signals = Signals(None, client_of(request.headers))

@@ -116,7 +116,7 @@ class LogLine:
         if request.judged is not None:
             fields.append(("judged", b"{%b}" % _joined([(name, b"%.4f") for name in JUDGED])))
             extras.append(_judgement)
-        if request.complexity is not None:
+        if request.estimates.complexity is not None:
             fields.append(("complexity", b"%.4f"))
             extras.append(_complexity)
         if request.note is not None:
@@ -161,7 +161,7 @@ def _judgement(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
 
 
 def _complexity(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
-    return (request.complexity,)
+    return (request.estimates.complexity,)
 
 
 def _upstream_request_id(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
@@ -228,7 +228,7 @@ class AllSeries:
             None if dialect is None else dialect.name,
             request.traced is None,
             request.judged is None,
-            request.complexity is None,
+            request.estimates.complexity is None,
             request.note,
             request.upstream_request_id is None,
             *request.timings,

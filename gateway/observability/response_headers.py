@@ -62,10 +62,10 @@ class HeaderTemplate:
         self.ttl = has_ttl(provenance)
         self.aged = provenance.age_s is not None
         self.similar = provenance.similarity is not None
-        self.complex = request.complexity is not None
-        self.times = self.explains and request.expose_timings and bool(request.timings or request.outlook)
+        self.complex = request.estimates.complexity is not None
+        self.times = self.explains and request.expose_timings and bool(request.timings or request.estimates.outlook)
         self.judged = request.judged is not None and VERIFY in request.timings
-        self.predicted = request.outlook is not None
+        self.predicted = request.estimates.outlook is not None
         if self.explains:
             own += _explain_headers(request, provenance)
             if self.times:
@@ -88,14 +88,14 @@ class HeaderTemplate:
             if self.similar:
                 values.append(provenance.similarity)
             if self.complex:
-                values.append(request.complexity)
+                values.append(request.estimates.complexity)
             if self.times:
                 at = len(values)
                 values += map(IN_MS, request.timings.values())
                 if self.judged and request.judged is not None:
                     values.insert(at + [*request.timings].index(VERIFY), request.judged.probability)
-                if self.predicted and request.outlook is not None:
-                    values.append(request.outlook.server_timing().encode())
+                if self.predicted and request.estimates.outlook is not None:
+                    values.append(request.estimates.outlook.server_timing().encode())
         return self.form % tuple(values)
 
 
@@ -110,7 +110,7 @@ def _explain_headers(request: RequestContext, provenance: Provenance) -> list[tu
         headers.append(("x-nearhit-backend", _escaped(provenance.backend)))
     if request.route:
         headers.append(("x-nearhit-route", _escaped(request.route)))
-    if request.complexity is not None:
+    if request.estimates.complexity is not None:
         headers.append(("x-nearhit-complexity", "%.2f"))
     return headers
 
@@ -121,7 +121,7 @@ def _timing(request: RequestContext) -> str:
     Finer times would help a client to tell what else the gateway does."""
     server_timing = "" if request.judged is None else ';desc="p=%.3f"'
     steps = [f"{_escaped(name)}{server_timing if name == VERIFY else ''};dur=%.0f" for name in request.timings]
-    if request.outlook is not None:
+    if request.estimates.outlook is not None:
         steps.append('predict;desc="%b"')
     return ", ".join(steps)
 
@@ -151,10 +151,10 @@ class ResponseHeaders:
                 provenance.ttl_s is None,
                 provenance.age_s is None,
                 provenance.similarity is None,
-                request.complexity is None,
+                request.estimates.complexity is None,
                 request.expose_timings,
                 request.judged is None,
-                request.outlook is None,
+                request.estimates.outlook is None,
                 *request.timings,
             )
         template = self._templates.get(key)

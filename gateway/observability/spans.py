@@ -82,7 +82,7 @@ def root_of(
         "nearhit.upstream_request_id": request.upstream_request_id,
         "nearhit.route": request.route,
         "nearhit.tenant": request.client.tenant[:12],
-        "nearhit.complexity": request.complexity,
+        "nearhit.complexity": request.estimates.complexity,
         "nearhit.note": request.note,
         "nearhit.spans_lost": traced.lost or None,
     }

@@ -21,6 +21,7 @@ from gateway.dialects.self_contained import is_self_contained
 from gateway.entries import Vector
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.ports import Clock, ComplexityScorer
+from gateway.request_fields import Estimates
 from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversation, Conversations
 from gateway.routing.latency_promises import Promises
@@ -93,7 +94,7 @@ class BackendChoice:
         return self.decide(request)
 
     def decide(self, request: RequestContext) -> Decision:
-        """Choose, and set the request's complexity, tier decision and outlook."""
+        """Choose, and set the estimates of the request."""
         target, call = self._route.target, request.call
         if (
             self.single_backend is not None
@@ -126,6 +127,7 @@ class BackendChoice:
 
         Latencies are predicted only where there is a budget to compare them with.
         """
+        prompt = score = tier_decision = None
         if len(target.tiers) > 1:
             own = partial(self._score_prompt, request, call)
             prompt = (
@@ -137,21 +139,17 @@ class BackendChoice:
                     classified=self._classifier is not None,
                 )
             )
-            request.scored_prompt = prompt
-            request.complexity = score = self._escalations.score(self._route.name, prompt)
-            request.tier_decision = self._escalations.decide(self._route.name, target, score)
+            score = self._escalations.score(self._route.name, prompt)
+            tier_decision = self._escalations.decide(self._route.name, target, score)
         remaining = self._remaining(request)
-        predictions: Mapping[str, Prediction | None] = {}
-        if remaining.has_budget:
-            request.outlook = outlook = self.outlook(request)
-            if outlook is not None:
-                predictions = outlook.predictions
+        outlook = self.outlook(request) if remaining.has_budget else None
+        request.estimates = Estimates(prompt, score, tier_decision, outlook)
         return Signals(
             call.operation,
-            complexity=request.complexity or 0.0,
-            tier_decision=request.tier_decision,
+            complexity=score or 0.0,
+            tier_decision=tier_decision,
             remaining=remaining,
-            predictions=predictions,
+            predictions={} if outlook is None else outlook.predictions,
             waits={name: self._pools[name].wait_s(request) for name in target.backends},
             can_check=self._trials is not None and self._trials.can_check(call),
             light_only=request.light_only,

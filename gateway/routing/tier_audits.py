@@ -61,7 +61,7 @@ class TierAudits:
         Answers that may not be stored are not audited.
         """
         rule = target.audit
-        if rule.share <= 0 or request.internal or request.scored_prompt is None:
+        if rule.share <= 0 or request.internal or request.estimates.scored_prompt is None:
             return
         if len(target.tiers) == 1 or target.tier_with_backend(light.backend) != target.tiers[0].name:
             return
@@ -83,7 +83,7 @@ class TierAudits:
         await self._calls.close()
 
     async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
-        prompt = request.scored_prompt
+        prompt = request.estimates.scored_prompt
         assert prompt is not None  # set, as `consider` checks it
         async with self._calls.limiter:
             large = await self._answer(request, light, target)

@@ -10,6 +10,7 @@ from gateway.errors import BudgetExceeded, GatewayError, OnlyIfCached, ServeStal
 from gateway.messages import Provenance, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass, Choice, Verdict
+from gateway.request_fields import Estimates
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.latency_promises import Promise, Promises
@@ -113,15 +114,15 @@ class Dispatch:
             raise
         except Exception as error:
             self._telemetry.failures.record(NAME, error)
-            request.tier_decision = request.complexity = request.scored_prompt = None
+            request.estimates = Estimates(outlook=request.estimates.outlook)
             return self._backend_choice.decide_unscored(request)
 
     def _begin(self, request: RequestContext, decision: Decision) -> Promise | None:
         """Record the decision before the call, because the next request's choice depends on it."""
         try:
-            if request.tier_decision is not None and decision.tier is not None:
+            if request.estimates.tier_decision is not None and decision.tier is not None:
                 large = self._large(decision.tier)
-                self._escalations.record_dispatch(request, request.tier_decision, large=large)
+                self._escalations.record_dispatch(request, request.estimates.tier_decision, large=large)
             return self._promises.promise_for(request, self._route, promised=decision.promised)
         except Exception as error:
             self._telemetry.failures.record(NAME, error)
@@ -163,7 +164,7 @@ class Dispatch:
             reason=request.bypass or reason,
             backend=answered.backend,
             tier=tier,
-            complexity=request.complexity,
+            complexity=request.estimates.complexity,
             other_usage=answered.other_usage,
         )
 
@@ -172,7 +173,7 @@ class Dispatch:
 
     def _refuse_if_late(self, request: RequestContext) -> None:
         """Raise if the policy prefers no call when no backend is predicted to be in time."""
-        late, outlook = self._route.slo.late, request.outlook
+        late, outlook = self._route.slo.late, request.estimates.outlook
         forecast = "" if outlook is None else f" ({outlook.describe()})"
         message = f"no backend is predicted to answer within the latency budget{forecast}"
         if late == "refuse":

@@ -309,7 +309,7 @@ def asked(text: str, tools: list[dict[str, object]]) -> float:
     """The score of a request with a list of tools, by the text that the gateway scores."""
     body = {"model": "m", "messages": [{"role": "user", "content": text}], **({"tools": tools} if tools else {})}
     request, call = parse_request(body, SystemClock(), "the test")
-    assert request.complexity is None
+    assert request.estimates.complexity is None
     return score(call.question or call.prompt)
 
 

@@ -150,7 +150,7 @@ def recorded_of(
         reason=None if provenance.reason is None else str(provenance.reason),
         backend=provenance.backend,
         tier=provenance.tier,
-        complexity=provenance.complexity if request.complexity is None else request.complexity,
+        complexity=provenance.complexity if request.estimates.complexity is None else request.estimates.complexity,
         entry=b"" if stored is None else digest(stored.fingerprint),
         stored=stored is not None,
         answer=None

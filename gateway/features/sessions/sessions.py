@@ -132,7 +132,9 @@ class RouteSessions:
             self._metrics.turns.add(self._route.name, outcome)
         if session.state is not None and (outcome not in UNLOGGED or (session.bound and outcome != "kept")):
             self._log_move(request, session, session.state, backend, upstream, outcome)
-        state = next_state(effect, self._route.target, backend, upstream, request.complexity, self._clock.monotonic())
+        state = next_state(
+            effect, self._route.target, backend, upstream, request.estimates.complexity, self._clock.monotonic()
+        )
         self._table.keep(session.store_keys, state)
         call = request.call
         if call is None or not call.dialect.chains_answers or "previous_response_id" not in self._rule.by:
