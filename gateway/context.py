@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gateway.calls import Call, Dialect, Inspection
 from gateway.credentials import TRACING
-from gateway.entries import NO_DIRECTIVES, CacheDirectives, Embedding, Entry, Lifetime
+from gateway.entries import NO_DIRECTIVES, NO_KEYS, CacheDirectives, CacheKeys, Embedding, Entry, Lifetime
 from gateway.errors import TooManyInflight
 from gateway.messages import Affinity, Response
 from gateway.outcomes import Bypass
@@ -127,9 +127,8 @@ class RequestContext:
         "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "internal", "facts",
         "subjects",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "variant", "scope", "fingerprint", "asker", "bypass", "embedding", "whole", "note",
-        "served", "judged", "considered", "stored", "writing", "inspected", "stale_available", "gathering", "claim",
-        "lease",
+        "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged",
+        "considered", "stored", "writing", "inspected", "stale_available", "gathering", "claim", "lease",
         # features: their states, see `of`
         "states",
         # guard: how far it has come, for `gateway.steps.guard`
@@ -197,9 +196,7 @@ class RequestContext:
 
         self.directives: CacheDirectives = NO_DIRECTIVES
         self.owner = ""  # the party that may share its answers under the policy: see `cache.keys.owner_of`
-        self.variant = ""  # the headers that are part of its keys: see `cache.keys.variant_of`
-        self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
-        self.fingerprint = ""  # hex SHA-256: the exact key
+        self.keys = NO_KEYS
         self.asker: Asker | None = None  # the client, if its route keeps some entries of the scope from it
         self.bypass: Bypass | None = None  # why no lookup is made
         self.embedding: Embedding | None = None  # of the call's `focus`
@@ -295,7 +292,7 @@ class RequestContext:
     def leave_caches(self, reason: Bypass) -> None:
         """Look nothing up from now on, and store and share no answer."""
         self.bypass = self.bypass or reason
-        self.scope = self.fingerprint = ""
+        self.keys = CacheKeys(variant=self.keys.variant)
         self.served = None
 
     # timings

@@ -126,12 +126,17 @@ NO_CACHE = CacheDirectives(no_cache=True)  # for the gateway's own calls that re
 
 
 class CacheKeys(NamedTuple):
-    """The keys under which one party looks an answer up, and the directives that apply to it there."""
+    """The keys under which an answer is looked up and stored: see `gateway.cache.keys`."""
 
-    owner: str
-    scope: str
-    fingerprint: str
-    directives: CacheDirectives
+    scope: str = ""
+    """The hex SHA-256 of everything that must be equal to share an answer."""
+    fingerprint: str = ""
+    """The hex SHA-256 of the whole request: its exact key."""
+    variant: str = ""
+    """The headers that are part of both."""
+
+
+NO_KEYS = CacheKeys()  # of a request that no cache may answer
 
 
 class AgedAnswer(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import HeadMemo, RequestContext
 from gateway.dialects.openai.dialect import CHAT, OpenAI, chat_body
-from gateway.entries import CacheDirectives, Entry
+from gateway.entries import NO_KEYS, CacheDirectives, Entry
 from gateway.errors import GatewayError
 from gateway.messages import FullBody
 from gateway.prices import Price
@@ -125,6 +125,6 @@ def internal_request(request: RequestContext, prompt: str, model: str, max_token
     own.head, own.head_digest = HeadMemo(), b""
     own.body, own.call = body, OpenAI().parse(CHAT, body, {})
     own.directives = CacheDirectives(no_store=True)
-    own.scope = own.fingerprint = ""
+    own.keys = NO_KEYS
     own.embedding = own.whole = None
     return own

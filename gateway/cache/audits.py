@@ -112,7 +112,7 @@ class HitAudits:
             return
         chosen = _AuditCandidate(request, judged, rule, chance, forward)
         skipped = self._calls.start(
-            request.fingerprint, request.route, rule, judged.entry.cost_dollars, lambda: self._audit(chosen)
+            request.keys.fingerprint, request.route, rule, judged.entry.cost_dollars, lambda: self._audit(chosen)
         )
         if skipped is not None:
             self._telemetry.audits.add(request.route, skipped)

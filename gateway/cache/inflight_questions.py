@@ -44,9 +44,9 @@ class InflightQuestions:
         """Track a question. Return None where there are too many already, or nothing will be stored."""
         if request.client.read_only:  # its answer is not stored
             return None
-        if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
+        if request.keys.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             return None
-        questions = self._scopes.setdefault(request.scope, [])
+        questions = self._scopes.setdefault(request.keys.scope, [])
         if len(questions) >= MAX_IN_SCOPE:
             return None
         completed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,8 +82,8 @@ def build_entry(
     call = request.call
     assert call is not None  # a request that was embedded or answered by a backend has a question
     return Entry(
-        fingerprint=request.fingerprint,
-        scope=request.scope,
+        fingerprint=request.keys.fingerprint,
+        scope=request.keys.scope,
         tenant=request.client.tenant,
         route=request.route,
         model=call.model,

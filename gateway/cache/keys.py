@@ -13,6 +13,7 @@ from hashlib import sha256
 
 from gateway.calls import Call
 from gateway.config.policy.model import VERSION_HEADERS
+from gateway.entries import CacheKeys
 
 SHARE_GLOBAL = "*"
 MAX_CLIENTS_KEPT = 4096  # clients whose digest is remembered
@@ -58,15 +59,15 @@ def framed(texts: Iterable[str]) -> bytes:
     return b"".join([len(part).to_bytes(8, "big") + part for part in map(_encode, texts)])
 
 
-def keys_of(owner: str, route: str, call: Call, query: str = "", variant: str = "") -> tuple[str, str]:
-    """Return scope and fingerprint.
+def keys_of(owner: str, route: str, call: Call, query: str = "", variant: str = "") -> CacheKeys:
+    """Return the keys of a call.
 
     `query` is the query string of the request's target. It goes to the backend, may select a version or carry a
     credential, and is therefore part of both keys. So is `variant` (see `variant_of`). Requests without them keep the
     keys that they had.
     """
     more = (query, variant) if variant else (query,) if query else ()
-    return frame_of(owner, route, call.dialect.name, call.operation, *more).keys_of(call)
+    return CacheKeys(*frame_of(owner, route, call.dialect.name, call.operation, *more).keys_of(call), variant)
 
 
 class KeyFrame:

@@ -69,7 +69,7 @@ class TierAudits:
             return
         expected = self._prices[untuned(target.tiers[-1].backend)].of(light.input_tokens, light.output_tokens)
         skipped = self._calls.start(
-            request.fingerprint,
+            request.keys.fingerprint,
             request.route,
             rule,
             expected,

@@ -91,7 +91,7 @@ class ExactCache:
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.bypass is not None:
             return self._inner(request)
-        started, fingerprint = self._clock.monotonic(), request.fingerprint
+        started, fingerprint = self._clock.monotonic(), request.keys.fingerprint
         entry = self._store.peek(fingerprint)
         if entry is None and not self._lacks(fingerprint):
             request.require_capacity()
@@ -108,7 +108,7 @@ class ExactCache:
             self._prefetch.observe(found=entry is not None)
         request.since("exact", started)
         if entry is None:  # another request may have stored it meanwhile
-            entry = self._store.peek(request.fingerprint)
+            entry = self._store.peek(request.keys.fingerprint)
         try:
             return await resolve_response(self._inner(request) if entry is None else self._answered(request, entry))
         finally:
@@ -117,7 +117,7 @@ class ExactCache:
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
         # The key depends on the scope and the asker already; check that the entry agrees.
-        if entry.scope != request.scope or (request.asker is not None and not request.asker.may_have(entry)):
+        if entry.scope != request.keys.scope or (request.asker is not None and not request.asker.may_have(entry)):
             return self._inner(request)
         call = request.call
         if call is not None and not TOOL_FIELDS.isdisjoint(call.body) and not may_serve(self._admission, call, entry):
@@ -130,7 +130,7 @@ class ExactCache:
             return response_from_entry(request, entry, freshness, Verdict.EXACT)
         if freshness.stale_while_revalidate:
             if not request.client.read_only:
-                self._background.start(f"refresh {request.fingerprint}", self._revalidate(request))
+                self._background.start(f"refresh {request.keys.fingerprint}", self._revalidate(request))
             return response_from_entry(request, entry, freshness, Verdict.STALE)
         if freshness.stale_if_error:
             return self._stale_if_error(request, entry, freshness)
@@ -140,7 +140,7 @@ class ExactCache:
         try:
             if self._leased is not None:
                 return await self._leased.get(request)
-            return await self._store.get(request.fingerprint)
+            return await self._store.get(request.keys.fingerprint)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             request.note = Bypass.STORE

@@ -65,7 +65,7 @@ class Negotiate:
         if call is None:
             listed = self._models.answer(request)
             return self._inner(request) if listed is None else listed
-        if call.batch is not None and self._inputs is not None and request.fingerprint:
+        if call.batch is not None and self._inputs is not None and request.keys.fingerprint:
             return self._split(request, call, self._inputs)
         answer = self._inner(request)
         if not isinstance(answer, Response):

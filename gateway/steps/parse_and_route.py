@@ -231,13 +231,12 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
         request.owner = owner_of(route.share, request.client.tenant, call.user)
         request.bypass = bypass_of(call.uncached, request.directives) if route.caches else Bypass.POLICY
         if route.caches and call.uncached is None and not request.directives.no_store:
+            variant = ""
             for name in route.vary:
                 if name in request.headers:
-                    request.variant = variant_of(request.headers, route.vary)
+                    variant = variant_of(request.headers, route.vary)
                     break
-            request.scope, request.fingerprint = keys_of(
-                request.owner, route.name, call, request.query, request.variant
-            )
+            request.keys = keys_of(request.owner, route.name, call, request.query, variant)
 
 
 def _apply_budget(request: RequestContext, route: Route) -> None:

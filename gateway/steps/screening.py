@@ -43,7 +43,7 @@ class RouteScreen:
         directives = request.directives
         if directives.no_cache or directives.only_if_cached or request.facts is not None:
             return None
-        if not request.scope or self._links.find(request.scope, question):
+        if not request.keys.scope or self._links.find(request.keys.scope, question):
             return None
         return self._screen.read(question)
 
@@ -61,16 +61,18 @@ class RouteScreen:
         static = self.read(request, question)
         if static is None or static.partial:
             return None
-        return await self._look(request.route, request.scope, static.vector)
+        return await self._look(request.route, request.keys.scope, static.vector)
 
     def let_go(self, request: RequestContext, question: str, vector: Vector) -> None:
         """Record the decision, and have the question embedded later."""
-        if self._index.count(request.scope):  # else there is no neighbour to refuse
+        if self._index.count(request.keys.scope):  # else there is no neighbour to refuse
             request.note = Refusal.SCREEN
             self._telemetry.refusals.add(request.route, Refusal.SCREEN)
         # Not the request: a queue of requests would keep their bodies in memory.
-        check = partial(self._check, request.route, request.owner, request.scope, question, vector, self._clock.wall())
-        self._late.begin(request.fingerprint, request.route, request.owner, question, check)
+        check = partial(
+            self._check, request.route, request.owner, request.keys.scope, question, vector, self._clock.wall()
+        )
+        self._late.begin(request.keys.fingerprint, request.route, request.owner, question, check)
 
     def observe(self, route: str, screening: Screening) -> None:
         """Follow a served hit."""

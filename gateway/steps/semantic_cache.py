@@ -43,10 +43,10 @@ class SimilarInflight:
         directives = request.directives
         if embedding.partial or directives.no_cache or directives.only_if_cached:
             return await resolve_response(forward(request))
-        if not request.scope or request.fingerprint in self.unstorable:
+        if not request.keys.scope or request.keys.fingerprint in self.unstorable:
             return await resolve_response(forward(request))
         neighbour = await self.lookup.similar_inflight(
-            request, question, embedding, self.inflight.in_scope(request.scope)
+            request, question, embedding, self.inflight.in_scope(request.keys.scope)
         )
         if neighbour is not None and await self._wait_until_landed(request, neighbour):
             hit = self.lookup.find(request, question, embedding)
@@ -152,7 +152,7 @@ class SemanticCache:
             if static.partial:  # so is the real one, and neither may be matched or stored
                 request.embedding = static
                 return None
-            result = screen.look(request.route, request.scope, static.vector)
+            result = screen.look(request.route, request.keys.scope, static.vector)
             screening = result if result is None or isinstance(result, Screening) else await result
         finally:
             request.since("screen", started)

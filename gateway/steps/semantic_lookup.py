@@ -90,7 +90,7 @@ class SemanticLookup:
     ) -> Response | Awaitable[Response | None] | None:
         """Return a hit, or None if no answer may be served. The result is awaitable if the index, the store or the
         verifier has to be waited for. `embedding` covers the whole question."""
-        if not request.scope or request.directives.no_cache:
+        if not request.keys.scope or request.directives.no_cache:
             return None
         # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
         # or if the nearest one cannot be used.
@@ -176,7 +176,7 @@ class SemanticLookup:
             search.question,
             search.embedding,
             search.withheld,
-            self.index.count(request.scope),
+            self.index.count(request.keys.scope),
             is_part=self._is_loose and request.is_part,
         )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
@@ -191,14 +191,14 @@ class SemanticLookup:
         """Return a link of the question whose entry may be fresh, if there is one. Return None if the question has an
         answer of its own."""
         request = search.request
-        links = self.memory.links.find(request.scope, search.question)
-        if not links or self._may_be_fresh(request, request.fingerprint):
+        links = self.memory.links.find(request.keys.scope, search.question)
+        if not links or self._may_be_fresh(request, request.keys.fingerprint):
             return None
         return next((link for link in links if self._is_followed(search, link)), None)
 
     def _is_followed(self, search: _Search, link: Link) -> bool:
         """Return whether the linked entry may be fresh, and nobody called it wrong for the question."""
-        refuted, scope = self.memory.counterexamples.is_refuted, search.request.scope
+        refuted, scope = self.memory.counterexamples.is_refuted, search.request.keys.scope
         questions = {search.question, fold_spaces(search.question)}
         if any(refuted(scope, question, link.fingerprint) for question in questions):
             return False
@@ -224,7 +224,7 @@ class SemanticLookup:
             return None
         control, question = self.controls.of(request.route), fold_spaces(search.question)  # as the link has it
         client = _client(request)
-        threshold = control.threshold(self.rule.acceptance, self.index.count(request.scope), client)
+        threshold = control.threshold(self.rule.acceptance, self.index.count(request.keys.scope), client)
         judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
         request.since("search", search.started)
         judged.subjects, judged.client = request.subjects, client
@@ -238,7 +238,7 @@ class SemanticLookup:
         """Return the neighbours that are fresh and may serve the client, or None if index or store must be waited
         for."""
         request, wall = search.request, self.clock.wall()
-        neighbours = search.neighbours = self.index.search_nowait(request.scope, search.embedding.vector, search.k)
+        neighbours = search.neighbours = self.index.search_nowait(request.keys.scope, search.embedding.vector, search.k)
         if neighbours is None:
             return None
         fresh, expired = list[FreshNeighbour](), 0
@@ -246,7 +246,7 @@ class SemanticLookup:
             if neighbour.similarity < self.floor:
                 break
             entry = self.store.peek(neighbour.fingerprint)
-            if entry is None or entry.scope != request.scope or entry.question is None:
+            if entry is None or entry.scope != request.keys.scope or entry.question is None:
                 search.widen()  # the store can be asked for all candidates at once
                 return None
             freshness = freshness_of(entry, self.lifetime, request.directives, wall)
@@ -270,7 +270,7 @@ class SemanticLookup:
         search.withheld.clear()  # the pass over the entries in memory may have found some
         try:
             if search.neighbours is None:
-                search.neighbours = await self.index.search(request.scope, search.embedding.vector, search.k)
+                search.neighbours = await self.index.search(request.keys.scope, search.embedding.vector, search.k)
             nearby = [neighbour for neighbour in search.neighbours if neighbour.similarity >= self.floor]
             entries = await self._entries(nearby)
             await self._remove_gone(request, nearby, entries)
@@ -307,7 +307,7 @@ class SemanticLookup:
             return None
         nearby = [(inflight[at].entry, float(similarities[at])) for at in nearest]
         with request.timer("verify"):
-            entries = self.index.count(request.scope) + len(inflight)
+            entries = self.index.count(request.keys.scope) + len(inflight)
             scores = await self._score_fully(
                 request.route,
                 request.owner,
@@ -406,7 +406,7 @@ class SemanticLookup:
             search.embedding,
             [(entry, similarity) for entry, similarity, _ in fresh],
             self.controls.of(request.route),
-            0 if self._plain else self.index.count(request.scope),
+            0 if self._plain else self.index.count(request.keys.scope),
             client="" if self._plain else _client(request),
             is_part=self._is_loose and request.is_part,
         )
@@ -448,7 +448,7 @@ class SemanticLookup:
 
 
 def _is_own(request: RequestContext, entry: Entry) -> bool:
-    return entry.scope == request.scope and entry.question is not None
+    return entry.scope == request.keys.scope and entry.question is not None
 
 
 def _client(request: RequestContext) -> str:

@@ -38,7 +38,7 @@ class SingleFlight:
         self._telemetry = telemetry
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        key = request.fingerprint
+        key = request.keys.fingerprint
         if not key or not can_share_flight(request.directives):
             return self._inner(request)
         flight = self._flights.get(key)
@@ -54,7 +54,7 @@ class SingleFlight:
         answer = self._inner(request)
         if isinstance(answer, Response) or request.client.read_only:  # nobody shares the call of a read-only key
             return answer
-        key = request.fingerprint
+        key = request.keys.fingerprint
         flight = self._flights[key] = SharedCall(answer, request.traced, self._unread)
 
         def land(_: asyncio.Future[None]) -> None:
@@ -79,7 +79,7 @@ class SingleFlight:
                     raise
                 return await resolve_response(self._inner(request))  # the limit was another client's
             except (BudgetExceeded, ServeStale):  # only the leader's budget: the next follower leads
-                flight = self._flights.get(request.fingerprint)
+                flight = self._flights.get(request.keys.fingerprint)
         return await resolve_response(self._lead(request))
 
 

@@ -37,7 +37,7 @@ class SplitInputs:
         if batch is None or not 0 < len(parts) <= MAX_INPUTS:
             return await resolve_response(forward(request))
         requests = [self._child_request(request, part) for part in parts]
-        keys = [part.fingerprint for part in requests]
+        keys = [part.keys.fingerprint for part in requests]
         unique_parts = dict(zip(keys, requests, strict=True))  # equal inputs are looked up once
         gathering = MissBatch(batch, unique_parts)
         try:
@@ -67,13 +67,13 @@ class SplitInputs:
         part = request.child("part")
         part.call = call
         owner = owner_of(self._share, request.client.tenant, call.user)
-        part.scope, part.fingerprint = keys_of(owner, request.route, call, request.query, request.variant)
+        part.keys = keys_of(owner, request.route, call, request.query, request.keys.variant)
         if part.asker is not None:
-            part.fingerprint = part.asker.own_key(part.fingerprint)
+            part.keys = part.keys._replace(fingerprint=part.asker.own_key(part.keys.fingerprint))
         return part
 
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:
-        part.gathering, key = gathering, part.fingerprint
+        part.gathering, key = gathering, part.keys.fingerprint
         try:
             return await resolve_response(forward(part))
         finally:

@@ -203,7 +203,7 @@ class StoreResponse:
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call = request.call
-        if call is None or not request.fingerprint:
+        if call is None or not request.keys.fingerprint:
             return self._inner(request)
         started = self._clock.monotonic()
         answer = self._inner(request) if request.gathering is None else request.gathering.join(request, self._inner)
@@ -272,7 +272,7 @@ class StoreResponse:
             return False
         if self._rules.after == 1 or request.directives.no_cache:  # `no-cache` replaces the stored answer
             return True
-        is_frequent = self._frequency.add(request.fingerprint) >= self._rules.after
+        is_frequent = self._frequency.add(request.keys.fingerprint) >= self._rules.after
         if not is_frequent:
             self._count(Admission.RARE)  # not `unstorable`: the next one may be stored
         return is_frequent
@@ -395,7 +395,7 @@ class StoreResponse:
         return dollars
 
     def _refuse(self, request: RequestContext, admission: Admission) -> None:
-        self._unstorable.add(request.fingerprint)
+        self._unstorable.add(request.keys.fingerprint)
         self._count(admission)
 
     def _count(self, admission: Admission) -> None:

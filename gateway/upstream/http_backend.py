@@ -475,7 +475,7 @@ class HttpBackend(LimitedBackend):
         return asyncio.get_running_loop().time() + limit_s
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
-        model, kept = self._models.upstream_name(call.model), bool(request.fingerprint) or request.metered
+        model, kept = self._models.upstream_name(call.model), bool(request.keys.fingerprint) or request.metered
         if not self._unsigned_thinking:
             call = self._own_dialect.fitted(call, request.headers)
         sent = call.dialect.outgoing(request.path, call, model=model, kept=kept)

@@ -44,7 +44,7 @@ class MissBatch:
         member = _BatchMember(request, asyncio.get_running_loop().create_future())
         self._forward = forward
         self._waiting.append(member)
-        self.mark_resolved(request.fingerprint)
+        self.mark_resolved(request.keys.fingerprint)
         return await member.answer
 
     def mark_resolved(self, fingerprint: str) -> None:
@@ -62,7 +62,7 @@ class MissBatch:
         self._timer = None
         # Leave out members whose client has left.
         waiting = [member for member in self._waiting if not member.answer.done()]
-        waiting.sort(key=lambda member: self._order.get(member.request.fingerprint, 0))
+        waiting.sort(key=lambda member: self._order.get(member.request.keys.fingerprint, 0))
         self._waiting = []
         for start in range(0, len(waiting), MAX_INPUTS):
             _Flight(self._batch, waiting[start : start + MAX_INPUTS], self._forward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.cache.flight import SharedCall
 from gateway.cache.freshness import bypass_of
@@ -15,7 +16,7 @@ from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
 from gateway.context import FeatureState, Handler, RequestContext, resolve_response
 from gateway.dialects.sse import SSEParser
-from gateway.entries import CacheKeys
+from gateway.entries import CacheDirectives, CacheKeys
 from gateway.errors import UpstreamStreamError
 from gateway.feature import Runtime
 from gateway.features.mcp.dialect import (
@@ -51,17 +52,25 @@ from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 MARKS = tuple(name.rpartition("/")[2].encode() for name in CHANGES)
 
 
-class McpKeys(FeatureState):
+class McpKeys(NamedTuple):
+    """The keys under which one party looks a result up, and the directives that apply to it there."""
+
+    owner: str
+    keys: CacheKeys
+    directives: CacheDirectives
+
+
+class McpLookups(FeatureState):
     """The keys of a request whose answer says who may share it: for its own client, and for all clients.
 
-    None: the request is not looked up.
+    A request that is not looked up has none.
     """
 
     __slots__ = ("own", "shared")
 
     def __init__(self) -> None:
-        self.own: CacheKeys | None = None
-        self.shared: CacheKeys | None = None
+        self.own: McpKeys | None = None
+        self.shared: McpKeys | None = None
 
 
 class McpRuntime(Runtime):
@@ -112,20 +121,20 @@ def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpK
     request.bypass = bypass_of(None, request.directives)
     if request.directives.no_store:
         return call
-    request.variant = variant_of(request.headers, route.vary)
+    variant = variant_of(request.headers, route.vary)
     public = owner_of(route.share, request.client.tenant, None)
     session = request.headers.get(SESSION, "")
 
-    def keys(owner: str, changes_of: str) -> CacheKeys:
+    def keys(owner: str, changes_of: str) -> McpKeys:
         directives = since_change(
             request.directives, knowledge.changed_at(route.name, changes_of, subject_of(call)), now
         )
-        return CacheKeys(owner, *keys_of(owner, route.name, call, request.query, request.variant), directives)
+        return McpKeys(owner, keys_of(owner, route.name, call, request.query, variant), directives)
 
     # Nobody shares a key with a client that nothing tells from others: not even a call in flight.
     owner = authorisation + session if _is_somebody(request) else secrets.token_hex(16)
     own = keys(owner, authorisation)
-    state = request.of(McpKeys)
+    state = request.of(McpLookups)
     state.own, state.shared = own, keys(public, public)
     use_keys(request, own)
     return call
@@ -136,8 +145,8 @@ def _is_somebody(request: RequestContext) -> bool:
     return not is_anonymous(request) or SESSION in request.headers
 
 
-def use_keys(request: RequestContext, keys: CacheKeys) -> None:
-    request.owner, request.scope, request.fingerprint, request.directives = keys
+def use_keys(request: RequestContext, keys: McpKeys) -> None:
+    request.owner, request.keys, request.directives = keys
 
 
 def _authorisation(request: RequestContext) -> str:
@@ -181,9 +190,9 @@ class McpResults:
         return self._read(request)
 
     async def _read(self, request: RequestContext) -> Response:
-        own = request.of(McpKeys).own
+        own = request.of(McpLookups).own
         if own is not None and request.call is not None:
-            self._inflight[request] = subject_of(request.call), own.fingerprint
+            self._inflight[request] = subject_of(request.call), own.keys.fingerprint
         try:
             response = await resolve_response(self._inner(request))
         finally:
@@ -259,14 +268,14 @@ class SharedResults:
         self._look_up = exact_cache(self._on_miss)
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        shared = request.of(McpKeys).shared
+        shared = request.of(McpLookups).shared
         if shared is None or request.bypass is not None:
             return self._inner(request)
         use_keys(request, shared)
         return self._look_up(request)
 
     def _on_miss(self, request: RequestContext) -> Response | Awaitable[Response]:
-        own = request.of(McpKeys).own
+        own = request.of(McpLookups).own
         assert own is not None  # set with the shared ones
         use_keys(request, own)
         return self._inner(request)
@@ -283,7 +292,7 @@ class ResultPlacement:
         self._knowledge = knowledge
 
     def applies(self, request: RequestContext) -> bool:
-        return request.of(McpKeys).shared is not None
+        return request.of(McpLookups).shared is not None
 
     def place(
         self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, request_time: float
@@ -293,12 +302,12 @@ class ResultPlacement:
             return PlacementDecision(terms.admission)
         if not terms.public and not _is_somebody(request):
             return PlacementDecision(Admission.PRIVATE)
-        shared = request.of(McpKeys).shared
+        shared = request.of(McpLookups).shared
         assert shared is not None  # else the placement does not apply
         owner = shared.owner if terms.public else _authorisation(request)
         if request_time <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
             return PlacementDecision(Admission.PURGED)
-        return PlacementDecision(Admission.STORED, terms.ttl_s, shared if terms.public else None)
+        return PlacementDecision(Admission.STORED, terms.ttl_s, shared.keys if terms.public else None)
 
 
 def _messages_of(stream: bytes) -> Sequence[bytes]:

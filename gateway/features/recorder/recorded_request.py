@@ -51,7 +51,7 @@ def facts_of(
 ) -> TrafficFacts | None:
     """Return the facts of a request, or None if its question is not in the sample."""
     # The replay has no headers, so those that are part of the keys become part of the digests.
-    variant = f"{request.variant}\0" if request.variant else ""
+    variant = f"{request.keys.variant}\0" if request.keys.variant else ""
     kind = f"{call.dialect.name}\0{call.operation}\0{variant}".encode("utf-8", "surrogatepass")
     canonical = digest(b"exact/" + kind + call.canonical)
     if not is_sampled(canonical, rule.share):

@@ -41,8 +41,8 @@ class LeaseLookup:
     async def get(self, request: RequestContext) -> Entry | None:
         """Return the entry, if it may be served. Raise `StoreUnavailable`."""
         if not _is_leased(request, self._unstorable, self._placement):
-            return await self._store.get(request.fingerprint)
-        found = await self._leases.look_up(request.fingerprint)
+            return await self._store.get(request.keys.fingerprint)
+        found = await self._leases.look_up(request.keys.fingerprint)
         if isinstance(found, Entry):
             return self._store.admit(found)
         request.claim = found
@@ -52,7 +52,7 @@ class LeaseLookup:
         """Release a lease under which no call was made."""
         claim, request.claim = request.claim, None
         if claim is not None and claim.token:
-            self._leases.release(request.fingerprint, claim.token)
+            self._leases.release(request.keys.fingerprint, claim.token)
 
 
 def _is_written(write: asyncio.Task[bool]) -> bool:
@@ -61,12 +61,12 @@ def _is_written(write: asyncio.Task[bool]) -> bool:
 
 def _is_leased(request: RequestContext, unstorable: HitForMiss, placement: Placement | None) -> bool:
     """Return whether a call for the request is made under a lease."""
-    if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
+    if not request.keys.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
         return False
     if placement is not None and placement.applies(request):  # the lease does not cover the keys of its answer
         return False
     # the answer is not or may not be stored, or the store has just failed
-    return not request.client.read_only and request.fingerprint not in unstorable and request.note != Bypass.STORE
+    return not request.client.read_only and request.keys.fingerprint not in unstorable and request.note != Bypass.STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class ClusterLease:
 
     async def _acquire(self, request: RequestContext) -> Response | int:
         """Return the answer of another gateway's call, or the token of this gateway's lease; 0: call without one."""
-        name = request.fingerprint
+        name = request.keys.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
         until = self._clock.monotonic() + max_wait_s(request, self._clock.monotonic())
         claim, request.claim = request.claim, None
@@ -174,9 +174,9 @@ class ClusterLease:
     async def _stored_answer(self, request: RequestContext, *, waited: bool) -> Response | None:
         """Return the answer that another gateway has stored, if it may be served. The copy in memory may be older, so
         drop it first."""
-        self._store.forget(request.fingerprint)
-        entry = await self._store.get(request.fingerprint)
-        if entry is None or entry.scope != request.scope:
+        self._store.forget(request.keys.fingerprint)
+        entry = await self._store.get(request.keys.fingerprint)
+        if entry is None or entry.scope != request.keys.scope:
             return None
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if not freshness.fresh:
@@ -190,9 +190,9 @@ class ClusterLease:
     async def _lead(self, request: RequestContext, token: int) -> Response:
         def end(*, stored: bool) -> None:
             if stored:
-                self._leases.on_stored(request.fingerprint, token)
+                self._leases.on_stored(request.keys.fingerprint, token)
             else:
-                self._leases.release(request.fingerprint, token)
+                self._leases.release(request.keys.fingerprint, token)
 
         def end_when_written() -> None:
             if request.writing is None:

@@ -49,10 +49,10 @@ class TrustRuntime(Runtime):
 
 def apply_trust(request: RequestContext, call: Call, rule: TrustRule) -> Call:
     """Give a request that may be looked up the exact key of its client."""
-    if request.fingerprint:
+    if request.keys.fingerprint:
         key = "" if request.client.permit is None else request.client.permit.id
         request.asker = asker = asker_of(rule, request.client.tenant, key, call.user)
-        request.fingerprint = asker.own_key(request.fingerprint)
+        request.keys = request.keys._replace(fingerprint=asker.own_key(request.keys.fingerprint))
     return call
 
 
