@@ -14,13 +14,21 @@ from gateway.calls import Call, Dialect, Inspection
 from gateway.credentials import TRACING
 from gateway.entries import NO_DIRECTIVES, NO_KEYS, CacheDirectives, CacheKeys, Embedding, Entry, Lifetime
 from gateway.errors import TooManyInflight
-from gateway.messages import Affinity, Response
+from gateway.messages import Response
 from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.priority import Priority
-from gateway.request_fields import NO_DEADLINES, NO_ESTIMATES, UNKNOWN_CLIENT, Client
+from gateway.request_fields import (
+    NO_CALLS,
+    NO_CONSTRAINTS,
+    NO_DEADLINES,
+    NO_ESTIMATES,
+    UNKNOWN_CLIENT,
+    Client,
+    UpstreamCalls,
+)
 from gateway.scores import TrafficFacts
-from gateway.tracing import TraceRecorder, UpstreamCall
+from gateway.tracing import TraceRecorder
 from gateway.transmission import Transmission
 
 
@@ -121,8 +129,8 @@ class RequestContext:
     __slots__ = (  # noqa: RUF023 - in groups
         # http: the request as received, its origin, and its cost so far
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address", "head",
-        "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
-        "upstream_request_id", "on_written",
+        "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_request_id",
+        "on_written",
         # call: what the client asks for, its identity, and the rules in force
         "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "internal", "facts",
         "subjects",
@@ -134,8 +142,7 @@ class RequestContext:
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
-        "deadlines", "upstream_since", "upstream_due", "priority", "estimates", "light_only", "metered", "overloaded",
-        "preferred_upstream", "pinned_upstream", "called_upstream", "affinity", "reads_answer", "transmission",
+        "deadlines", "calls", "priority", "estimates", "overloaded", "constraints", "reads_answer", "transmission",
     )  # fmt: skip
 
     def __init__(
@@ -175,7 +182,6 @@ class RequestContext:
         self.timings: dict[str, float] = {}  # seconds by step, in the order in which the steps ended
         self.traced: TraceRecorder | None = None  # set if traces are exported
         self.purpose = ""  # a word for work that is not part of a client's request
-        self.upstream_call: UpstreamCall | None = None  # the last call, if the request is traced
         self.upstream_request_id: str | None = None  # the provider's own id of the call that answered
         # The HTTP server calls it after writing: see `OnWritten`.
         self.on_written: OnWritten | None = None
@@ -220,20 +226,14 @@ class RequestContext:
         self.outcome: Response | Awaitable[Response] | Exception | None = None
 
         self.deadlines = NO_DEADLINES
-        # when the first call to a backend began, and when the calls together must be over: see `timeouts.total`
-        self.upstream_since: float | None = None
-        self.upstream_due = math.inf
+        self.calls: UpstreamCalls = NO_CALLS
         self.priority = Priority.NORMAL  # for when there is not enough capacity for all
         self.estimates = NO_ESTIMATES
-        self.light_only = False  # a limit of the policy restricts it to the lightest model
-        self.metered = False  # its cost is counted, so the backend has to report usage
+        self.constraints = NO_CONSTRAINTS
         # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
         self.overloaded = False
-        self.preferred_upstream: str | None = None  # the address to prefer while it is not overloaded
-        self.pinned_upstream: str | None = None  # the address to call while it is in service
-        self.called_upstream: str | None = None  # the address called last, if the backend has several
-        self.affinity: Affinity | None = None  # who made the resource that it names: only that backend has it
-        self.reads_answer = False  # no dialect parses the request, but the gateway reads the answer
+        # The gateway reads the answer though no cache stores it: the backend has to send it readable, with its usage.
+        self.reads_answer = False
         self.transmission: Transmission | None = None  # of a job; shared with all copies
 
     @property
@@ -280,7 +280,7 @@ class RequestContext:
     @property
     def upstream_left_s(self) -> float:
         """Return the seconds that are left for the calls to backends; infinite before the first one."""
-        return self.upstream_due - self.clock.monotonic()
+        return self.calls.due - self.clock.monotonic()
 
     def require_capacity(self) -> None:
         """Raise `TooManyInflight` at `server.max_inflight`. A step calls this before it waits."""
@@ -321,17 +321,17 @@ class RequestContext:
 
     def upstream_headers(self) -> Mapping[str, str]:
         """Return the headers for the upstream. If the request is traced, the span of this call becomes the parent."""
-        if self.traced is None or self.upstream_call is None:
+        if self.traced is None or self.calls.last is None:
             return self.headers
-        return self.traced.traced_headers(self.headers, self.upstream_call.span_id)
+        return self.traced.traced_headers(self.headers, self.calls.last.span_id)
 
     def upstream_trace_headers(self) -> TraceHeaders:
         """Return the trace headers among the headers for the upstream."""
         if self.trace_headers is None:
             self.trace_headers = [(name, value) for name, value in self.headers.items() if name.lower() in TRACING]
-        if self.traced is None or self.upstream_call is None:
+        if self.traced is None or self.calls.last is None:
             return self.trace_headers
-        return self.traced.inject_trace(self.trace_headers, self.upstream_call.span_id)
+        return self.traced.inject_trace(self.trace_headers, self.calls.last.span_id)
 
     def link(self, origin: TraceRecorder | None) -> None:
         """Link to the span of `origin`, the request whose answer is shared, if both are traced."""
@@ -344,22 +344,24 @@ class RequestContext:
         """Return a copy without costs or results, for side work such as `shadow` that is not part of the request.
         `purpose` is a word for that work."""
         child = self._copy()
-        child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
+        child.calls = self.calls.of_child()
+        child.purpose, child.timings, child.facts = purpose, {}, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.estimates = None, (), NO_ESTIMATES
         child.claim = child.writing = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:
-        """Return a copy with another call. Both share the timings."""
+        """Return a copy with another call. Both share the timings and the calls to backends."""
         other = self._copy()
         other.call = call
         return other
 
     def _copy(self) -> RequestContext:
         """Return a copy whose calls to backends share one total time with those of the original."""
-        if self.upstream_since is None:
-            self.upstream_since = self.clock.monotonic()
+        if self.calls is NO_CALLS:
+            self.calls = UpstreamCalls()
+            self.calls.since = self.clock.monotonic()
         other = copy(self)
         other.outcome = None
         if self.states:
@@ -371,7 +373,7 @@ class RequestContext:
         for it, and no lease."""
         child = self.child(purpose)
         child.deadlines = NO_DEADLINES
-        child.lease, child.internal, child.upstream_since, child.upstream_due = 0, True, None, math.inf
+        child.lease, child.internal, child.calls = 0, True, NO_CALLS
         return child
 
 

@@ -5,13 +5,16 @@ A request replaces a group as a whole, so requests that agree in one share the o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.credentials import NONE_SHOWN, Credentials
 from gateway.latency_forecast import LatencyForecast
+from gateway.messages import Affinity
 from gateway.principal import Principal
 from gateway.scores import ScoredPrompt, TierDecision
+from gateway.tracing import UpstreamCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +64,50 @@ class Estimates(NamedTuple):
 
 
 NO_ESTIMATES = Estimates()  # of a request whose route has no choice, or has not chosen yet
+
+
+class Constraints(NamedTuple):
+    """Limits the choice of a backend and of one of its upstreams."""
+
+    light_only: bool = False
+    """A limit of the policy leaves it the lightest model only. `RateLimit` sets it."""
+    affinity: Affinity | None = None
+    """The backend that made the resource that the request names: no other has it. `ResourceAffinity` sets it."""
+    pinned_upstream: str | None = None
+    """The address to call while it is in service. The session sets it."""
+    preferred_upstream: str | None = None
+    """The address to prefer while it is not overloaded. The session sets it."""
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+class UpstreamCalls:
+    """The calls to backends that a request has made. `UpstreamPool` records them. The request of a tier with parameters
+    shares them.
+
+    It has no `__init__`: each call to a backend creates one, and this takes half the time.
+    """
+
+    since: float = 0.0
+    """When the first call began."""
+    due: float = math.inf
+    """When the calls together must be over: see `timeouts.total`."""
+    address: str | None = None
+    """The address called last, if the backend has several."""
+    last: UpstreamCall | None = None
+    """The last call, if the request is traced."""
+
+    def of_child(self) -> UpstreamCalls:
+        """Return the calls of a request for side work, whose total time begins with that of this one."""
+        calls = UpstreamCalls()
+        calls.since, calls.due, calls.address = self.since, self.due, self.address
+        return calls
+
+
+class _NoCalls(UpstreamCalls):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("this object is shared by all requests that have called no backend")
+
+
+NO_CALLS: UpstreamCalls = _NoCalls()

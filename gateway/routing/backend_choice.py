@@ -88,7 +88,7 @@ class BackendChoice:
         """Ask the route's classifier, if it has one and the complexity matters, and decide."""
         call = request.call
         if self._classifier is not None and call is not None and not call.embeds:
-            text = None if request.light_only else self._text_to_classify(request, call)
+            text = None if request.constraints.light_only else self._text_to_classify(request, call)
             if text:
                 await self._classifier.classify(request, call, text)
         return self.decide(request)
@@ -118,7 +118,9 @@ class BackendChoice:
         """Choose after `choose` has failed: without complexity, prediction, conversation or split."""
         call = request.call
         signals = _passthrough_signals(request) if call is None else Signals(call.operation)
-        return select_unscored(self._route.target, self._pools, replace(signals, light_only=request.light_only))
+        return select_unscored(
+            self._route.target, self._pools, replace(signals, light_only=request.constraints.light_only)
+        )
 
     def _signals(
         self, request: RequestContext, call: Call, target: Target, conversation: Conversation | None
@@ -152,7 +154,7 @@ class BackendChoice:
             predictions={} if outlook is None else outlook.predictions,
             waits={name: self._pools[name].wait_s(request) for name in target.backends},
             can_check=self._trials is not None and self._trials.can_check(call),
-            light_only=request.light_only,
+            light_only=request.constraints.light_only,
         )
 
     def outlook(self, request: RequestContext) -> LatencyForecast | None:

@@ -64,11 +64,7 @@ class TunedPool:
         if request.call is None:
             return await self._pool.call(request)
         tuned = request.with_call(tuned_call(request.call, self._parameters, self._pool.speaks))
-        try:
-            return await self._pool.call(tuned)
-        finally:
-            request.upstream_call, request.upstream_due = tuned.upstream_call, tuned.upstream_due
-            request.called_upstream = tuned.called_upstream
+        return await self._pool.call(tuned)
 
 
 def pools_of(target: Target, pools: Mapping[str, UpstreamPool]) -> Mapping[str, CallableBackend]:

@@ -69,7 +69,11 @@ class Dispatch:
         return self._answer(request)
 
     def _answer(self, request: RequestContext) -> Awaitable[Response]:
-        if self._sole is not None and request.affinity is None and (request.call is None or not request.has_budget):
+        if (
+            self._sole is not None
+            and request.constraints.affinity is None
+            and (request.call is None or not request.has_budget)
+        ):
             return self._call_sole(request, self._sole)
         return self._choose_and_call(request)
 
@@ -93,8 +97,8 @@ class Dispatch:
 
     async def _choose_and_call(self, request: RequestContext) -> Response:
         decision = await self._choose(request)
-        if request.affinity is not None:
-            decision = bound_to(decision, self._route.target, request.affinity.backend)
+        if request.constraints.affinity is not None:
+            decision = bound_to(decision, self._route.target, request.constraints.affinity.backend)
         if decision.late:
             self._refuse_if_late(request)
         slo = self._begin(request, decision)

@@ -18,6 +18,7 @@ from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.request_fields import NO_CALLS, UpstreamCalls
 from gateway.transmission import Transmission
 from gateway.upstream.header_filter import UPSTREAM_REQUEST_ID
 from gateway.upstream.hedging import HedgeAttempt as AttemptResult
@@ -187,12 +188,14 @@ class UpstreamPool:
         if request.call is None and request.body_source.buffered_body is None:
             await request.body_source.buffer()
         now = self._clock.monotonic()
-        if request.upstream_since is None:
-            request.upstream_since = now
-        request.upstream_due = request.upstream_since + self._rules.total_s
+        calls = request.calls
+        if calls is NO_CALLS:
+            calls = request.calls = UpstreamCalls()
+            calls.since = now
+        calls.due = calls.since + self._rules.total_s
         if request.transmission is not None:
             self._require_first_transmission(request, request.transmission)
-        if now >= request.upstream_due:
+        if now >= calls.due:
             said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)
         self.budget.record_call(now)
@@ -228,7 +231,7 @@ class UpstreamPool:
             self.budget.refund(sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts))
             target = [self._retry_target(attempt, request) for attempt in attempts][-1]
             endpoint, outcome = attempts[-1].endpoint, attempts[-1].outcome
-            request.called_upstream = endpoint.upstream.address
+            request.calls.address = endpoint.upstream.address
             tried += [attempt.endpoint for attempt in attempts if attempt.endpoint not in tried]
             if retries:
                 recovered = isinstance(outcome, Response) and target is RetryTarget.NOBODY
@@ -308,7 +311,7 @@ class UpstreamPool:
         self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
     ) -> list[AttemptResult]:
         """Call an upstream, and a second one meanwhile if the call is hedged. Only the first attempt is hedged."""
-        hedging = None if retries or request.affinity is not None else self._hedging
+        hedging = None if retries or request.constraints.affinity is not None else self._hedging
         delay_s = None if hedging is None else hedging.delay_s(endpoint, request)
         if hedging is None or delay_s is None:
             return [AttemptResult(endpoint, await self._try_call(endpoint, request, tried, retries))]
@@ -333,7 +336,7 @@ class UpstreamPool:
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
         available = [endpoint for endpoint in available if not endpoint.refuses(request, now)] or available
-        pinned = request.pinned_upstream
+        pinned = request.constraints.pinned_upstream
         if pinned is not None:
             for endpoint in in_service(available, now):
                 if endpoint.upstream.address == pinned:
@@ -353,7 +356,7 @@ class UpstreamPool:
 
         Another upstream would say that the resource does not exist, whatever the maker's own trouble is.
         """
-        affinity = request.affinity
+        affinity = request.constraints.affinity
         if affinity is None or affinity.upstream is None:
             return self.endpoints
         return [each for each in self.endpoints if each.upstream.address == affinity.upstream] or self.endpoints
@@ -383,7 +386,9 @@ class UpstreamPool:
         call, prefixes = request.call, self._prefixes
         if call is not None and prefixes is not None:
             candidates = [LoadCandidate(each.upstream.address, each.load, each.upstream.weight) for each in endpoints]
-            warm = prefixes.pick(call, request.client.tenant, candidates, request.preferred_upstream, remember=remember)
+            warm = prefixes.pick(
+                call, request.client.tenant, candidates, request.constraints.preferred_upstream, remember=remember
+            )
             if warm is not None:
                 index, outcome = warm
                 if remember:
@@ -400,7 +405,7 @@ class UpstreamPool:
             for endpoint, seconds in zip(endpoints, expected, strict=True)
         ]
         key = sticky_key(request.call, request.client.tenant, self._rules.sticky) if request.call is not None else None
-        return endpoints[pick(candidates, self._rng, key=key, preferred=request.preferred_upstream)]
+        return endpoints[pick(candidates, self._rng, key=key, preferred=request.constraints.preferred_upstream)]
 
     def _retry_target(self, attempt: AttemptResult, request: RequestContext) -> RetryTarget:
         endpoint, outcome, now = attempt.endpoint, attempt.outcome, self._clock.monotonic()
@@ -438,7 +443,7 @@ class UpstreamPool:
         """Return the seconds to wait before the next attempt; None: no further attempt."""
         if retries + 1 >= self._rules.attempts:
             return None
-        now, until = self._clock.monotonic(), min(request.due, request.upstream_due)
+        now, until = self._clock.monotonic(), min(request.due, request.calls.due)
         given_up = isinstance(outcome, AttemptTimedOut)  # `_call_with_timeout` has reserved its retry
         pause_s = 0.0 if given_up else backoff_s(retries, self._rng())
         if now + pause_s >= until:

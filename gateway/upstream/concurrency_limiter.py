@@ -170,7 +170,7 @@ class ConcurrencyLimiter:
 
     async def _wait(self, request: RequestContext) -> None:
         now = self._clock.monotonic()
-        wait_until, deadline = now + self._max_wait_s, min(request.due, request.upstream_due)
+        wait_until, deadline = now + self._max_wait_s, min(request.due, request.calls.due)
         ticket = Ticket(request.priority, min(wait_until, deadline), next(self._numbers), request.client.account)
         self._enqueue(ticket, deadline, now)
         admission = self._admissions[ticket] = asyncio.get_running_loop().create_future()

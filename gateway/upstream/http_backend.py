@@ -315,7 +315,7 @@ class HttpBackend(LimitedBackend):
     ) -> tuple[float, float]:
         """Return the event-loop times by which the response must begin and end. `permit` was acquired just now."""
         uploads, now = request.call is None and sent.body != b"", asyncio.get_running_loop().time()
-        end = now + request.upstream_due - permit.acquired_at
+        end = now + request.calls.due - permit.acquired_at
         return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), end), end
 
     def _to_gateway_error(self, error: BaseException) -> BaseException:
@@ -357,7 +357,7 @@ class HttpBackend(LimitedBackend):
             if isinstance(error, aiohttp.WSServerHandshakeError) and handshake.refusal is not None:
                 answer = refusal_of(handshake.refusal, handshake.status)
                 permit.on_response(request, answer.status)
-                return await self._read(request, answer, permit, now + request.upstream_due - permit.acquired_at)
+                return await self._read(request, answer, permit, now + request.calls.due - permit.acquired_at)
             permit.release()
             if isinstance(error, TimeoutError):
                 raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
@@ -475,7 +475,7 @@ class HttpBackend(LimitedBackend):
         return asyncio.get_running_loop().time() + limit_s
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
-        model, kept = self._models.upstream_name(call.model), bool(request.keys.fingerprint) or request.metered
+        model, kept = self._models.upstream_name(call.model), bool(request.keys.fingerprint) or request.reads_answer
         if not self._unsigned_thinking:
             call = self._own_dialect.fitted(call, request.headers)
         sent = call.dialect.outgoing(request.path, call, model=model, kept=kept)

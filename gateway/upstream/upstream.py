@@ -360,7 +360,7 @@ class Attempt:
         request, own = self.request, self.endpoint.upstream.own_account
         if status in OF_CLIENT and (not own or names_caller(request.headers)):
             return True
-        return request.affinity is not None
+        return request.constraints.affinity is not None
 
     def _record_outcome(self, now: float, *, failed: bool, usable: bool) -> None:
         """Record the outcome for the upstream's health. `failed`: through the upstream's fault."""
@@ -483,9 +483,9 @@ class _StreamWatch:
 
 def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at: float) -> UpstreamCall:
     """Start the span of a call that is sent at `started_at`; it is the parent of the upstream's own spans."""
-    call, previous = request.call, request.upstream_call
+    call, previous = request.call, request.calls.last
     sent = None if call is None or upstream.models is None else upstream.models.upstream_name(call.model)
-    request.upstream_call = span = UpstreamCall(
+    request.calls.last = span = UpstreamCall(
         backend=upstream.backend.name,
         provider=upstream.provider,
         address=upstream.address,

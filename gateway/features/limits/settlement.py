@@ -184,7 +184,7 @@ class Settlement:
     def _note(self, request: RequestContext, inspection: Inspection, spent: Spent, size: int) -> None:
         """Keep the usage for the traffic log."""
         if request.facts is not None and request.inspected is None:
-            seconds = self._clock.monotonic() - (request.upstream_since or request.received)
+            seconds = self._clock.monotonic() - (request.calls.since or request.received)
             counted = replace(inspection, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens)
             request.inspected = InspectedAnswer(counted, spent.dollars, size, seconds)
 

@@ -144,8 +144,9 @@ class RateLimit:
             self._telemetry.limited.add(self._route.name, light_limit)
         account = self._settlement.open(demands, grant)
         try:
-            request.light_only, request.metered = light_limit is not None, True
-            request.reads_answer = request.reads_answer or (request.call is None and not metered.operation.is_free)
+            request.constraints = request.constraints._replace(light_only=light_limit is not None)
+            if request.call is not None or not metered.operation.is_free:
+                request.reads_answer = True
             response = await resolve_response(self._inner(request))
         except (BudgetExceeded, ServeStale):
             self._quotas.refund(grant, returns_without_call(demands, grant.taken))

@@ -82,7 +82,12 @@ class ResourceStep:
         # Depends on method and path alone: requests with the same head share the form that is sent upstream.
         request.reads_answer = request.method == "POST" or (request.method == "GET" and collection in MAKERS)
         response = await resolve_response(self._inner(request))
-        if response.status == NOT_FOUND and request.method == "GET" and in_path and request.affinity is None:
+        if (
+            response.status == NOT_FOUND
+            and request.method == "GET"
+            and in_path
+            and request.constraints.affinity is None
+        ):
             response = await self._ask_others(request, response, in_path[0])
         return self._watch(request, response) if request.reads_answer and response.status in (200, 201) else response
 
@@ -92,14 +97,14 @@ class ResourceStep:
         request.require_capacity()
         affinity = await self._affinity.find(request.client.tenant, ids)
         if affinity is not None and affinity.backend in self._pools:
-            request.affinity = affinity
+            request.constraints = request.constraints._replace(affinity=affinity)
 
     async def _ask_others(self, request: RequestContext, missing: Response, resource: str) -> Response:
         """Ask the other upstreams of the route for a resource that nobody remembers. A GET changes nothing.
 
         Return the first answer that finds it, else `missing`.
         """
-        tried = (missing.provenance.backend, request.called_upstream)
+        tried = (missing.provenance.backend, request.calls.address)
         client = client_of(request.headers)
         places = [
             Affinity(pool.name, None if pool.single is not None else endpoint.upstream.address)
@@ -109,7 +114,7 @@ class ResourceStep:
         ]
         untried = [place for place in places if place.backend != tried[0] or place.upstream not in (None, tried[1])]
         for place in untried[:MAX_OTHERS]:
-            request.affinity = place
+            request.constraints = request.constraints._replace(affinity=place)
             try:
                 response = await resolve_response(self._inner(request))
             except BackendError:
@@ -119,7 +124,7 @@ class ResourceStep:
                 self._affinity.remember(request.client.tenant, [resource], place)
                 return response
             await close_body(response.body)
-        request.affinity = None
+        request.constraints = request.constraints._replace(affinity=None)
         return missing
 
     def _watch(self, request: RequestContext, response: Response) -> Response:
@@ -130,7 +135,7 @@ class ResourceStep:
         pool = self._pools.get(untuned(backend))
         if pool is None:
             return response
-        place = Affinity(pool.name, None if pool.single is not None else request.called_upstream)
+        place = Affinity(pool.name, None if pool.single is not None else request.calls.address)
         owners = (
             (request.client.tenant, SHARED) if self._shared and request.call is not None else (request.client.tenant,)
         )

@@ -126,7 +126,7 @@ class RouteSessions:
         effect, response = request.of(SessionChoice).effect, answered.response
         if effect is None or response.status >= 400 or request.internal:
             return response
-        session, backend, upstream = effect.session, answered.backend, request.called_upstream
+        session, backend, upstream = effect.session, answered.backend, request.calls.address
         outcome = outcome_of(effect, backend, upstream, answered.instead)
         if session.by is not None:
             self._metrics.turns.add(self._route.name, outcome)
@@ -242,9 +242,9 @@ class SessionOfRequest:
         decision, effect = hold(decision, target, self.session, self.rule.idle, now, in_time)
         request.of(SessionChoice).effect = effect
         if self.session.bound:
-            request.pinned_upstream = effect.upstream
+            request.constraints = request.constraints._replace(pinned_upstream=effect.upstream)
         elif self.rule.hold == "upstream":
-            request.preferred_upstream = effect.upstream
+            request.constraints = request.constraints._replace(preferred_upstream=effect.upstream)
         return decision
 
 
