@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from gateway.calls import Call, Dialect, Inspection
+from gateway.calls import Call, Dialect
 from gateway.credentials import TRACING
 from gateway.entries import NO_DIRECTIVES, NO_KEYS, CacheDirectives, CacheKeys, Embedding, Entry, Lifetime
 from gateway.errors import TooManyInflight
@@ -25,9 +25,9 @@ from gateway.request_fields import (
     NO_ESTIMATES,
     UNKNOWN_CLIENT,
     Client,
+    TrafficNotes,
     UpstreamCalls,
 )
-from gateway.scores import TrafficFacts
 from gateway.tracing import TraceRecorder
 from gateway.transmission import Transmission
 
@@ -92,15 +92,6 @@ class Asker(Protocol):
         """Return whether the writers of two entries are not independent."""
 
 
-class InspectedAnswer(NamedTuple):
-    """A fresh answer, before the policy decides whether to store it."""
-
-    inspection: Inspection
-    dollars: float
-    size: int  # bytes
-    seconds: float  # from before the backend call to the end of the answer
-
-
 class FeatureState:
     """The part of a request that belongs to one feature. A subclass has no required arguments."""
 
@@ -132,11 +123,11 @@ class RequestContext:
         "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_request_id",
         "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "internal", "facts",
-        "subjects",
+        "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "internal",
+        "traffic", "subjects",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged",
-        "considered", "stored", "writing", "inspected", "stale_available", "gathering", "claim", "lease",
+        "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged", "stored",
+        "writing", "stale_available", "gathering", "claim", "lease",
         # features: their states, see `of`
         "states",
         # guard: how far it has come, for `gateway.steps.guard`
@@ -198,7 +189,7 @@ class RequestContext:
         self.expose_timings = True
         self.internal = False  # a call that the gateway makes for itself
         self.subjects: tuple[str, ...] = ()  # digests of those who may have it erased (`gateway.subjects`)
-        self.facts: TrafficFacts | None = None  # for the traffic log, on routes that record traffic
+        self.traffic: TrafficNotes | None = None  # set on routes that record traffic
 
         self.directives: CacheDirectives = NO_DIRECTIVES
         self.owner = ""  # the party that may share its answers under the policy: see `cache.keys.owner_of`
@@ -210,10 +201,8 @@ class RequestContext:
         self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused
         self.served: tuple[Entry, Lifetime] | None = None  # exact hit: the entry, and its lifetime under the policy
         self.judged: Judgement | None = None  # the best neighbour with its score, if there is one
-        self.considered: Sequence[Judgement] = ()  # all neighbours with their scores
         self.stored: Entry | None = None  # the entry made from a fresh answer
         self.writing: asyncio.Task[bool] | None = None  # the write of `stored`, if the client does not wait for it
-        self.inspected: InspectedAnswer | None = None  # the dialect's reading of a fresh answer
         self.stale_available = False  # a stale entry may be served if no backend answers
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
         self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
@@ -345,10 +334,9 @@ class RequestContext:
         `purpose` is a word for that work."""
         child = self._copy()
         child.calls = self.calls.of_child()
-        child.purpose, child.timings, child.facts = purpose, {}, None
-        child.served = child.judged = child.stored = child.inspected = child.note = None
-        child.on_written, child.considered, child.estimates = None, (), NO_ESTIMATES
-        child.claim = child.writing = None
+        child.purpose, child.timings, child.estimates = purpose, {}, NO_ESTIMATES
+        child.served = child.judged = child.stored = child.note = child.traffic = None
+        child.on_written = child.claim = child.writing = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -6,14 +6,17 @@ A request replaces a group as a whole, so requests that agree in one share the o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.calls import Inspection
 from gateway.credentials import NONE_SHOWN, Credentials
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import Affinity
+from gateway.ports import Judgement
 from gateway.principal import Principal
-from gateway.scores import ScoredPrompt, TierDecision
+from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import UpstreamCall
 
 
@@ -111,3 +114,24 @@ class _NoCalls(UpstreamCalls):
 
 
 NO_CALLS: UpstreamCalls = _NoCalls()
+
+
+class InspectedAnswer(NamedTuple):
+    """A fresh answer, before the policy decides whether to store it."""
+
+    inspection: Inspection
+    dollars: float
+    size: int  # bytes
+    seconds: float  # from before the backend call to the end of the answer
+
+
+@dataclass(slots=True)
+class TrafficNotes:
+    """The notes on a request for the traffic log. There are none on a request that the log leaves out."""
+
+    facts: TrafficFacts
+    """As they are before any decision. `ParseAndRoute` notes them."""
+    considered: Sequence[Judgement] = ()
+    """All neighbours with their scores. `SemanticLookup` notes them."""
+    inspected: InspectedAnswer | None = None
+    """The fresh answer. `StoreResponse` notes it, or else `RateLimit`."""

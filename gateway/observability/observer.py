@@ -19,7 +19,7 @@ from gateway.ports import Clock
 from gateway.tracing import TraceRecorder
 
 if TYPE_CHECKING:
-    from gateway.scores import TrafficFacts
+    from gateway.request_fields import TrafficNotes
 
 
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer
@@ -29,7 +29,7 @@ class TrafficRecorder(Protocol):
     """Records the outcome of a request in the traffic log: a `Recorder`."""
 
     def on_end(
-        self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+        self, traffic: TrafficNotes, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None: ...
 
 
@@ -105,8 +105,8 @@ class Observer:
             if provenance.saved_tokens or provenance.upstream_s:
                 saved = provenance.saved_tokens, provenance.saved_dollars, provenance.upstream_s
                 self._telemetry.record_savings(series.route, *saved)
-            if request.facts is not None:
-                self._recorder.on_end(request.facts, request, provenance, status=status, seconds=seconds)
+            if request.traffic is not None:
+                self._recorder.on_end(request.traffic, request, provenance, status=status, seconds=seconds)
         traced, tracing = request.traced, self._tracing
         if traced is not None and tracing is not None:
             if tracing.should_export(traced, status, seconds):

@@ -33,7 +33,7 @@ from gateway.observability.response_headers import HeaderTemplate
 from gateway.outcomes import Verdict
 from gateway.ports import Clock, NearbyStore
 from gateway.principal import Principal
-from gateway.request_fields import Client
+from gateway.request_fields import Client, TrafficNotes
 from gateway.scores import TrafficFacts
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
@@ -198,14 +198,15 @@ class ExactFastPath:
         if not freshness.fresh:
             return None
         request.dialect, request.route, request.client = cached_hit.dialect, cached_hit.route, cached_hit.client
-        request.facts = cached_hit.facts
+        if cached_hit.facts is not None:
+            request.traffic = TrafficNotes(cached_hit.facts)
         if self._start_trace is not None:
             self._start_trace(request)
         seconds = request.since("exact", request.received) - request.received
         traced, provenance = request.traced, cached_hit.provenance
         if traced is not None:
             traced.operation, traced.model = entry.operation, entry.model
-        if request.facts is not None or (traced is not None and self._observer.exports(request, 200, seconds)):
+        if request.traffic is not None or (traced is not None and self._observer.exports(request, 200, seconds)):
             provenance = provenance_of(entry, freshness, Verdict.EXACT)  # the traffic log and the trace show its age
         self._observer.whole(request, 200, provenance, cached_hit.series)
         return Response(200, (), NO_BODY, provenance, cached_hit.wire(request, body, freshness, seconds))
@@ -242,7 +243,7 @@ class ExactFastPath:
             dialect=request.dialect,
             client=request.client,
             route=request.route,
-            facts=request.facts,
+            facts=None if request.traffic is None else request.traffic.facts,
             series=self._observer.series(request, 200, provenance),
             provenance=provenance,
             headers=headers,

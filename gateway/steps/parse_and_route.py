@@ -21,7 +21,7 @@ from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass
 from gateway.priority import Priority
-from gateway.request_fields import Deadlines
+from gateway.request_fields import Deadlines, TrafficNotes
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 from gateway.steps.recording import Recording
 from gateway.steps.request_reading import (
@@ -161,8 +161,8 @@ class ParseAndRoute:
         """Record what erasure and the traffic log need."""
         if call is not None and (call.user is not None or request.client.permit is not None):
             request.subjects = subjects_of_call(call.user, request.client.permit, self._subjects_of)
-        if (log := self._recording.log) is not None:
-            request.facts = log.facts(request, route)
+        if (log := self._recording.log) is not None and (facts := log.facts(request, route)) is not None:
+            request.traffic = TrafficNotes(facts)
 
 
 async def read_model(request: RequestContext, max_body: int, max_keys: int) -> str | None:

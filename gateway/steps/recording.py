@@ -13,6 +13,7 @@ from gateway.context import RequestContext
 from gateway.messages import Provenance
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
+from gateway.request_fields import TrafficNotes
 from gateway.routing.tier_learning import TierLearning
 from gateway.scores import TrafficFacts
 
@@ -24,7 +25,7 @@ class TrafficLog(Protocol):
         """Return the facts of a request, before any decision, or None if it is not recorded."""
 
     def on_end(
-        self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+        self, traffic: TrafficNotes, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
         """Record a request after its last byte was sent."""
 
@@ -58,11 +59,11 @@ class Recording:
         stack.push_async_exit(self.stack)
 
     def on_end(
-        self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+        self, traffic: TrafficNotes, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
         """Record a request after its last byte was sent."""
         if self.log is not None:
-            self.log.on_end(facts, request, provenance, status=status, seconds=seconds)
+            self.log.on_end(traffic, request, provenance, status=status, seconds=seconds)
 
     def label(self, route: str, judged: Judgement, label: str) -> None:
         """Record a label that tells whether a neighbour was right."""

@@ -41,7 +41,7 @@ class RouteScreen:
     def read(self, request: RequestContext, question: str) -> Embedding | None:
         """Return the question's static vector, or None if the request needs the embedding itself."""
         directives = request.directives
-        if directives.no_cache or directives.only_if_cached or request.facts is not None:
+        if directives.no_cache or directives.only_if_cached or request.traffic is not None:
             return None
         if not request.keys.scope or self._links.find(request.keys.scope, question):
             return None

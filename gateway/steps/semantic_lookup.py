@@ -94,7 +94,7 @@ class SemanticLookup:
             return None
         # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
         # or if the nearest one cannot be used.
-        k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
+        k = 1 if self._plain and request.traffic is None else MAX_CANDIDATES
         if request.asker is not None:
             k = MAX_UNTRUSTED
         search = _Search(request, question, embedding, self.clock.monotonic(), k)
@@ -228,7 +228,9 @@ class SemanticLookup:
         judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
         request.since("search", search.started)
         judged.subjects, judged.client = request.subjects, client
-        request.considered, request.judged = [judged], judged
+        request.judged = judged
+        if request.traffic is not None:
+            request.traffic.considered = [judged]
         control.hit()
         self.telemetry.link_hits.add(request.route)
         self.memory.served.add(request.client.tenant, request.id, ServedHit(request.route, judged, self.embedder))
@@ -419,7 +421,9 @@ class SemanticLookup:
         if not self._plain and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
             control.record_neighbour(chosen.score, scores.entries)
         chosen.subjects = request.subjects
-        request.considered, request.judged = scores.judged, chosen
+        request.judged = chosen
+        if request.traffic is not None:
+            request.traffic.considered = scores.judged
         if chosen.reason is not None:
             self._record_refusal(request, chosen.reason)
             return None

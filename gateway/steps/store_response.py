@@ -18,7 +18,7 @@ from gateway.cache.schema_checks import SchemaChecks, Validity
 from gateway.cache.tool_calls import refuse_tool_calls
 from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
-from gateway.context import Handler, InspectedAnswer, RequestContext
+from gateway.context import Handler, RequestContext
 from gateway.dialects.sse import SSEParser
 from gateway.dialects.structured_answers import FORM_FIELDS
 from gateway.entries import Entry, Vector
@@ -28,6 +28,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission, Bypass
 from gateway.ports import Clock, NearbyStore, VectorIndex
 from gateway.prices import Price
+from gateway.request_fields import InspectedAnswer
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
 
@@ -347,7 +348,8 @@ class StoreResponse:
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(request.path, origin, inspection), sum(map(len, payload))
         seconds = self._clock.monotonic() - started
-        request.inspected = InspectedAnswer(inspection, dollars, size, seconds)
+        if request.traffic is not None:
+            request.traffic.inspected = InspectedAnswer(inspection, dollars, size, seconds)
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
         if admission is Admission.STORED and inspection.admission is Admission.TOOLS:
             admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.calls import Inspection
-from gateway.context import InspectedAnswer, RequestContext
+from gateway.context import RequestContext
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage, UsageReader
 from gateway.errors import UpstreamStreamError
@@ -18,6 +18,7 @@ from gateway.messages import ByteStream, Event, EventStream, FullBody, Response,
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission
 from gateway.ports import Clock
+from gateway.request_fields import InspectedAnswer
 from gateway.routing.limit_evaluation import CostEstimate, LimitRequest, is_amount, is_near, returns_of
 from gateway.routing.rate_limiter import Grant, RateLimiter, take_limits
 from gateway.streams import StreamObserver, with_completion, with_observer
@@ -183,10 +184,11 @@ class Settlement:
 
     def _note(self, request: RequestContext, inspection: Inspection, spent: Spent, size: int) -> None:
         """Keep the usage for the traffic log."""
-        if request.facts is not None and request.inspected is None:
+        traffic = request.traffic
+        if traffic is not None and traffic.inspected is None:
             seconds = self._clock.monotonic() - (request.calls.since or request.received)
             counted = replace(inspection, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens)
-            request.inspected = InspectedAnswer(counted, spent.dollars, size, seconds)
+            traffic.inspected = InspectedAnswer(counted, spent.dollars, size, seconds)
 
 
 def _nothing(_: bytes) -> bytes:

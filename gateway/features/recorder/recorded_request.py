@@ -16,6 +16,7 @@ from gateway.features.recorder.rule import RecordRule
 from gateway.messages import Provenance
 from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Judgement
+from gateway.request_fields import TrafficNotes
 from gateway.routing.budget import budget_of
 from gateway.routing.limit_evaluation import input_tokens
 from gateway.scores import RequestFacts, TrafficFacts
@@ -122,7 +123,7 @@ def passed_facts_of(
 
 
 def recorded_of(
-    facts: TrafficFacts,
+    traffic: TrafficNotes,
     request: RequestContext,
     provenance: Provenance,
     *,
@@ -134,8 +135,8 @@ def recorded_of(
 ) -> RecordedRequest:
     """Return the record of a request that is over. It arrived at the wall-clock time `at`. `policy` is the hash of the
     policy in force."""
-    embedding, best = request.embedding, request.judged
-    stored, inspected = request.stored, request.inspected
+    facts, inspected = traffic.facts, traffic.inspected
+    embedding, best, stored = request.embedding, request.judged, request.stored
     return RecordedRequest(
         at,
         request.id,
@@ -167,7 +168,7 @@ def recorded_of(
         shift=0.0 if best is None or best.verbatim or facts.plain else best.score - best.opinion.score,
         threshold=None if best is None else best.threshold,
         similarity=None if best is None else best.similarity,
-        considered=tuple(_considered(facts, request, digest)),
+        considered=tuple(_considered(traffic, request.judged, digest)),
         seconds=seconds,
         stages=dict(request.timings),
         subjects=request.subjects,
@@ -187,9 +188,9 @@ def _hit(provenance: Provenance, digest: Digest) -> RecordedHit | None:
     )
 
 
-def _considered(facts: TrafficFacts, request: RequestContext, digest: Digest) -> Iterator[RecordedCandidate]:
-    stored = [candidate.entry.question or "" for candidate in request.considered]
-    for candidate in request.considered:
+def _considered(traffic: TrafficNotes, best: Judgement | None, digest: Digest) -> Iterator[RecordedCandidate]:
+    facts, stored = traffic.facts, [candidate.entry.question or "" for candidate in traffic.considered]
+    for candidate in traffic.considered:
         opinion = candidate.opinion
         yield RecordedCandidate(
             digest(candidate.entry.fingerprint),
@@ -199,17 +200,17 @@ def _considered(facts: TrafficFacts, request: RequestContext, digest: Digest) ->
             opinion.probability,
             None if opinion.veto is None else str(opinion.veto),
             None if opinion.doubt is None else str(opinion.doubt),
-            _is_settled(facts, request, candidate, stored),
+            _is_settled(facts, candidate, stored, is_best=candidate is best),
         )
 
 
-def _is_settled(facts: TrafficFacts, request: RequestContext, candidate: Judgement, stored: Sequence[str]) -> bool:
+def _is_settled(facts: TrafficFacts, candidate: Judgement, stored: Sequence[str], *, is_best: bool) -> bool:
     """Return whether the recorded score is the one that counts: no second opinion and no comparison of parts is due."""
     if candidate.opinion.veto is not None or facts.plain:
         return True
     if not candidate.final:
         return False
-    return candidate is request.judged or not is_framed(facts.question or "", candidate.entry.question or "", stored)
+    return is_best or not is_framed(facts.question or "", candidate.entry.question or "", stored)
 
 
 def _matched_headers(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from gateway.files import unowned_dirs
 from gateway.messages import Provenance
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
+from gateway.request_fields import TrafficNotes
 from gateway.scores import TrafficFacts
 from gateway.steps.recording import RecordedState, Recording
 from gateway.steps.traffic_log.digests import Digest, digest_of, tenant_digests
@@ -111,7 +112,7 @@ class Recorder(Runtime):
         return facts_of(request, request.call, rule, self._headers, self._digest, self._tenants, plain=plain)
 
     def on_end(
-        self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+        self, traffic: TrafficNotes, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
         """Record a request after its last byte was sent."""
         if self._digest is None:
@@ -120,7 +121,7 @@ class Recorder(Runtime):
             self._telemetry.traffic.add("dropped")
             return
         row = recorded_of(
-            facts,
+            traffic,
             request,
             provenance,
             at=self._clock.wall() - seconds,
