@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from gateway.entries import EmbeddedVector, Embedding, Entry, Neighbour, Vector
-from gateway.limits import Demand, Return, TakeResult
 from gateway.outcomes import Refusal
 from gateway.scores import ScoredPrompt
 
@@ -664,21 +663,6 @@ class TimelineStore(Protocol):
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
         """Return the parts of all gateways, by gateway name. Slots that nobody has written are left out."""
-
-
-# The store of limit counts, for all gateways that share it.
-class QuotaStore(Protocol):
-    """The port to the limit counts. It uses its own clock. Every method raises `StoreUnavailable`. Counts expire."""
-
-    async def take(self, demands: Sequence[Demand]) -> TakeResult:
-        """Meet all demands at once, or none."""
-
-    async def settle(self, returns: Sequence[Return]) -> None:
-        """Correct earlier demands."""
-
-    async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
-        """Report this gateway as alive, and prolong its places (key, member), which otherwise expire. Return the number
-        of gateways alive, including this one."""
 
 
 VERBATIM = Opinion(1.0, 1.0)

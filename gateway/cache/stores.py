@@ -16,7 +16,6 @@ from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.redis.entry_sizes import RedisEntrySizes
 from gateway.adapters.redis.former_entries import adopt_former
 from gateway.adapters.redis.purge import RedisPurges
-from gateway.adapters.redis.quotas import RedisQuotas
 from gateway.adapters.redis.records import PLAIN
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
@@ -52,7 +51,6 @@ class Stores:
     file: AppendOnlyFile
     removals: RedisPurges
     keys: RedisApiKeys
-    quotas: RedisQuotas
     server: ValkeySupervisor | None
     shared: SharedStore | None  # None if no other gateway is on this store
 
@@ -113,7 +111,6 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     front = TieredStore(
         redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
     )
-    quotas = RedisQuotas(redis, timeout_s=config.store.timeout)
     return Stores(
         front=front,
         redis=redis,
@@ -121,7 +118,6 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         file=AppendOnlyFile(redis, owned=url.startswith("unix://")),  # also that of the supervisor of workers
         removals=RedisPurges(redis),
         keys=RedisApiKeys(redis),
-        quotas=quotas,
         server=server,
         shared=None if replicas is None else replicas.open_shared(redis, client, journal, config.store.timeout),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gateway.calls import Call
 from gateway.dialects.anthropic.answers import count_tokens
 from gateway.dialects.json_body import load_json
 from gateway.dialects.openai.answers import cached_tokens, usage_of
@@ -15,6 +16,15 @@ BYTES_A_TOKEN = 4
 USAGE = b'"usage"'
 
 MAX_READ = 256 * 1024  # bytes of a body that is parsed for its usage; more would take milliseconds
+
+
+def input_tokens(call: Call) -> int:
+    """Estimate the input tokens, at least 1.
+
+    Images and tools are not counted; the backend's own count corrects that.
+    """
+    texts = call.questions if call.embeds else (call.prompt,)
+    return max(1, sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_A_TOKEN)
 
 
 class PromptTokens(NamedTuple):

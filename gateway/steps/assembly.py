@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import cast
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
@@ -44,9 +42,6 @@ from gateway.steps.split_inputs import SplitInputs
 from gateway.steps.store_response import CacheWriter, StoreResponse
 from gateway.steps.token_counts import TokenCounts
 from gateway.upstream.backend import UpstreamPool
-
-# Its steps are imported when a policy comes into force of which a route is limited or metered.
-LIMITS = "gateway.features.limits.step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +105,7 @@ class RouteSteps:
     ports: RoutePorts
 
     def count_requests(self, inner: Handler) -> Handler:
-        step = import_module(LIMITS).CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry)
-        return cast(Handler, step.__call__)
+        return self.parts.meter().count_requests(self.route, inner)
 
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -198,10 +192,7 @@ class RouteSteps:
         route, parts = self.route, self.parts
         prices = prices_of(route.target, parts.prices)
         passable = [name for name in route.target.members if parts.pools[untuned(name)].http]
-        step = import_module(LIMITS).RateLimit(
-            inner, route, parts.quotas, prices, parts.telemetry, parts.clock, passable
-        )
-        return cast(Handler, step.__call__)
+        return parts.meter().rate_limit(route, prices, passable, inner)
 
     def resource_affinity(self, inner: Handler) -> Handler:
         parts = self.parts

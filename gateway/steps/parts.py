@@ -50,11 +50,11 @@ from gateway.ports import Clock, LearningEmbedder
 from gateway.prices import Price
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
-from gateway.routing.rate_limiter import RateLimiter
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
 from gateway.steps.fleet import Fleet, fleet_of
+from gateway.steps.metering import Meter, MeterCore, meter_opener
 from gateway.steps.recording import RecordedState, Recording
 from gateway.steps.resources import Resources, resources_opener
 from gateway.subjects import SubjectDigests, SubjectsOf, subject_key
@@ -224,7 +224,7 @@ class Parts:
     draw: Callable[[], float]
     prices: Mapping[str, Price]
     unstorable: HitForMiss
-    quotas: RateLimiter
+    meter: Callable[[], Meter]  # opens the meter of calls
     resources: Callable[[], Resources]  # opens the makers of resources
     clock: Clock
     telemetry: Telemetry
@@ -277,7 +277,7 @@ async def build_parts(
     stack.push_async_callback(background.close)
     fleet.open_leases(stack, telemetry)
     fleet.announce_embedder(stack, spaces, clock)
-    quotas = _open_quotas(stack, stores, clock, telemetry)
+    meter_stack = await stack.enter_async_context(AsyncExitStack())
     escalations, routing = _open_routing(stack, inputs, spaces)
     inputs.recorder.state = RecordedState(spaces, escalations)
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
@@ -300,7 +300,7 @@ async def build_parts(
         draw=draw,
         prices=prices,
         unstorable=HitForMiss(clock),
-        quotas=quotas,
+        meter=meter_opener(MeterCore(stores.redis, config.store.timeout, clock, telemetry, meter_stack)),
         resources=resources_opener(stack, stores.redis, config.store.timeout),
         clock=clock,
         telemetry=telemetry,
@@ -357,13 +357,6 @@ def _build_inputs(
         label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )
-
-
-def _open_quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> RateLimiter:
-    quotas = RateLimiter(stores.quotas, clock, telemetry)
-    stack.push_async_callback(quotas.close)
-    run_in(stack, quotas.run())
-    return quotas
 
 
 def _open_routing(stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces) -> tuple[TierLearning, StateKeeper]:

@@ -13,7 +13,7 @@ from gateway.errors import BudgetExceeded, LimitReached, ServeStale
 from gateway.messages import Provenance, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Verdict
-from gateway.routing.rate_limiter import limit_asker
+from gateway.steps.metering import limit_asker
 from gateway.streams import close_body
 from gateway.unread_memory import UnreadMemory
 

@@ -19,9 +19,9 @@ import pytest
 from gateway import pipeline
 from gateway.config.policy.features import FEATURES
 from gateway.context import Handler, RequestContext
+from gateway.features.limits.rate_limiter import RateLimiter
 from gateway.messages import Event, EventStream, Response
 from gateway.pipeline import BuiltStep, Step
-from gateway.routing.rate_limiter import RateLimiter
 from gateway.streams import StreamObserver, with_observer
 from tests.fixtures.gateways import Served, aboard, config_of, gateway_of
 from tests.fixtures.several import counted

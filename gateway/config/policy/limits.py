@@ -1,6 +1,6 @@
 """The limits of a rule: the sections of the policy file, and the `Limits` that they compile to.
 
-`gateway.limits` does the arithmetic.
+`gateway.features.limits` does the arithmetic.
 """
 
 from __future__ import annotations

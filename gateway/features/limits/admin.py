@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from aiohttp import web
@@ -11,7 +10,7 @@ from pydantic import Field
 from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_response
-from gateway.routing.rate_limiter import MAX_SEEN, LimitUsage
+from gateway.features.limits.rate_limiter import MAX_SEEN, LimitUsage
 
 DEFAULT_LIMIT = 50
 
@@ -33,7 +32,7 @@ class LimitsAdmin:
     """`LimitsAdmin` serves `GET /admin/limits`."""
 
     def __init__(self, core: AdminCore) -> None:
-        self._quotas = core.parts().quotas
+        self._core = core
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/limits", self._get)]
@@ -47,5 +46,4 @@ class LimitsAdmin:
         top = request.query.get("top", str(DEFAULT_LIMIT))
         if not top.isascii() or not top.isdigit() or not 1 <= int(top[:9]) <= MAX_SEEN:
             return json_response({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)
-        usage = [asdict(one) for one in self._quotas.usage(int(top[:9]))]
-        return json_response({"gateways": self._quotas.gateways, "waiting": self._quotas.waiting, "limits": usage})
+        return json_response(self._core.parts().meter().report(int(top[:9])))

@@ -13,21 +13,20 @@ from gateway.calls import Call
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
 from gateway.dialects.operations import CALL, Operation, operation_of
-from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
+from gateway.dialects.prompt_tokens import BYTES_A_TOKEN, input_tokens
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import Forbidden, GatewayError
-from gateway.limits import MICROS
-from gateway.messages import Usage
-from gateway.outcomes import Bypass
-from gateway.ports import Clock
-from gateway.prices import Price, Unit
-from gateway.routing.limit_evaluation import (
+from gateway.features.limits.demands import MICROS
+from gateway.features.limits.evaluation import (
     MAX_KINDS,
     CostEstimate,
     Reservation,
     TypicalLength,
-    input_tokens,
 )
+from gateway.messages import Usage
+from gateway.outcomes import Bypass
+from gateway.ports import Clock
+from gateway.prices import Price, Unit
 
 # Seconds for which calls of a kind are refused whose answer has reported no usage, although nothing else meters it.
 SILENCE_S = 600.0

@@ -11,16 +11,16 @@ from gateway.context import RequestContext
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
 from gateway.dialects.usage import AnswerUsage, UsageReader
 from gateway.errors import UpstreamStreamError
+from gateway.features.limits.demands import MICROS, Demand, TakeResult
+from gateway.features.limits.evaluation import CostEstimate, LimitRequest, is_amount, is_near, returns_of
 from gateway.features.limits.metering import MeteredCall, RouteMeter, Spent
+from gateway.features.limits.rate_limiter import Grant, RateLimiter, take_limits
 from gateway.features.limits.socket_meter import MeteredSocket
-from gateway.limits import MICROS, Demand, TakeResult
 from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission
 from gateway.ports import Clock
 from gateway.request_fields import InspectedAnswer
-from gateway.routing.limit_evaluation import CostEstimate, LimitRequest, is_amount, is_near, returns_of
-from gateway.routing.rate_limiter import Grant, RateLimiter, take_limits
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 
@@ -172,7 +172,7 @@ class Settlement:
 
     def _spent(self, call: ReservedCall, payload: Sequence[bytes], output_estimate: int, *, streamed: bool) -> Spent:
         """Return the cost by the usage in the answer. `output_estimate` stands for the output tokens if it reports none
-        (`routing.limit_evaluation`); models send about one token an event."""
+        (`evaluation`); models send about one token an event."""
         parsed = call.request.call
         assert parsed is not None  # other answers pass through unparsed
         inspection = parsed.dialect.inspect(parsed, payload, streamed)

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.operations import SAFE_METHODS
 from gateway.errors import BudgetExceeded, Forbidden, ServeStale
-from gateway.features.limits.metering import MeteredCall, RouteMeter, metered_call
-from gateway.features.limits.settlement import ReservedCall, Settlement
-from gateway.limits import Limits, Per, RouteLimits
-from gateway.messages import Response
-from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock
-from gateway.prices import Price
-from gateway.routing.limit_evaluation import (
+from gateway.features.limits.evaluation import (
     ALL_ROUTES,
     LimitRequest,
     light_only,
@@ -29,7 +23,17 @@ from gateway.routing.limit_evaluation import (
     returns_without_large,
     with_headers,
 )
-from gateway.routing.rate_limiter import RateLimiter, key_limits, limit_subjects, take_limits
+from gateway.features.limits.metering import MeteredCall, RouteMeter, metered_call
+from gateway.features.limits.rate_limiter import RateLimiter, key_limits, take_limits
+from gateway.features.limits.redis import RedisQuotas
+from gateway.features.limits.settlement import ReservedCall, Settlement
+from gateway.limits import Limits, Per, RouteLimits
+from gateway.messages import Response
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.prices import Price
+from gateway.steps.metering import MeterCore, limit_subjects
+from gateway.tasks import run_in
 
 
 class CountRequests:
@@ -179,3 +183,32 @@ def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
 
 def _without_amounts(limits: Sequence[Limits]) -> list[Limits]:
     return [replace(rule, tokens=(), caps=()) for rule in limits]
+
+
+@dataclass(frozen=True, slots=True)
+class CallMeter:
+    """The counts of calls, which all routes share: the implementation of the port `gateway.steps.metering.Meter`."""
+
+    quotas: RateLimiter
+    clock: Clock
+    telemetry: Telemetry
+
+    def count_requests(self, route: Route, inner: Handler) -> Handler:
+        return CountRequests(inner, route, self.quotas, self.telemetry).__call__
+
+    def rate_limit(
+        self, route: Route, prices: Mapping[str, Price], passable: Collection[str], inner: Handler
+    ) -> Handler:
+        return RateLimit(inner, route, self.quotas, prices, self.telemetry, self.clock, passable).__call__
+
+    def report(self, top: int) -> Mapping[str, Any]:
+        usage = [asdict(one) for one in self.quotas.usage(top)]
+        return {"gateways": self.quotas.gateways, "waiting": self.quotas.waiting, "limits": usage}
+
+
+def open_meter(core: MeterCore) -> CallMeter:
+    """Build the meter, and correct the counts in the store until the stack closes."""
+    quotas = RateLimiter(RedisQuotas(core.store, timeout_s=core.timeout_s), core.clock, core.telemetry)
+    core.stack.push_async_callback(quotas.close)
+    run_in(core.stack, quotas.run())
+    return CallMeter(quotas, core.clock, core.telemetry)

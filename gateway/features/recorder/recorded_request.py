@@ -11,6 +11,7 @@ from gateway.calls import Call
 from gateway.config.policy.model import Policy
 from gateway.context import RequestContext
 from gateway.dialects.operations import operation_of
+from gateway.dialects.prompt_tokens import input_tokens
 from gateway.entries import CacheDirectives
 from gateway.features.recorder.rule import RecordRule
 from gateway.messages import Provenance
@@ -18,7 +19,6 @@ from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Judgement
 from gateway.request_fields import TrafficNotes
 from gateway.routing.budget import budget_of
-from gateway.routing.limit_evaluation import input_tokens
 from gateway.scores import RequestFacts, TrafficFacts
 from gateway.steps.traffic_log.digests import Digest, as_bytes
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedCandidate, RecordedHit, RecordedRequest

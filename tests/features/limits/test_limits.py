@@ -13,8 +13,10 @@ import openai
 import pytest
 from aiohttp import web
 
+from gateway.features.limits import rate_limiter
+from gateway.features.limits.rate_limiter import RateLimiter
+from gateway.features.limits.step import CallMeter
 from gateway.prices import Price
-from gateway.routing import rate_limiter
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, aboard, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
@@ -57,9 +59,15 @@ def limited(served: Served) -> dict[str, float]:
     return {limit: count for (_, limit), count in served.gateway.parts.telemetry.limited.values.items()}
 
 
+def quotas_of(served: Served) -> RateLimiter:
+    meter = served.gateway.parts.meter()
+    assert isinstance(meter, CallMeter)
+    return meter.quotas
+
+
 async def settled(served: Served) -> None:
     """Once the store has heard of all that was put right."""
-    await until(lambda: served.gateway.parts.quotas.waiting == 0)
+    await until(lambda: quotas_of(served).waiting == 0)
 
 
 def as_tenant(name: str) -> dict[str, str]:
@@ -142,7 +150,7 @@ async def test_where_answers_are_shared_by_all_nobody_is_refused_for_anothers_li
 ) -> None:
     async with start("{requests: 1/h}", cache="cache: {exact: {ttl: 1h}, share: global}") as served:
         await served.chat("first", headers=as_tenant("a"))
-        held_back = served.gateway.parts.quotas
+        held_back = quotas_of(served)
         take, asked = held_back.take, asyncio.Event()
 
         async def held(demands: Any) -> Any:
@@ -302,7 +310,7 @@ async def test_calls_that_wait_for_a_reservation_go_on_when_it_is_given_back(sta
         upstream.answer = broken
         upstream.gate.clear()
         crowd = [asyncio.create_task(served.chat(f"q{i}")) for i in range(4)]
-        await until(lambda: len(upstream.calls) == 1 and served.gateway.parts.quotas._queued == 3)
+        await until(lambda: len(upstream.calls) == 1 and quotas_of(served)._queued == 3)
         upstream.gate.set()
         assert [answer.status for answer in await asyncio.gather(*crowd)] == [400] * 4
         await settled(served)
@@ -313,9 +321,9 @@ async def test_a_client_that_leaves_gives_its_reservation_back(start: Start, ups
     async with start("{cost: {per_day: 0.06 USD}}") as served:
         upstream.gate.clear()
         first, second = (asyncio.create_task(served.chat(f"q{i}")) for i in range(2))
-        await until(lambda: len(upstream.calls) == 1 and served.gateway.parts.quotas._queued == 1)
+        await until(lambda: len(upstream.calls) == 1 and quotas_of(served)._queued == 1)
         (first if not first.done() else second).cancel()
-        await until(lambda: upstream.cancelled + served.gateway.parts.quotas._queued == 1)
+        await until(lambda: upstream.cancelled + quotas_of(served)._queued == 1)
         upstream.gate.set()
         assert {task.status for task in await asyncio.gather(first, second, return_exceptions=True)
                 if not isinstance(task, BaseException)} == {200}  # fmt: skip
@@ -423,7 +431,7 @@ async def test_without_the_store_each_gateway_holds_its_part_and_nothing_else_fa
     ) as two:  # fmt: skip
         for served in (one, two):
             assert (await served.chat(f"first of {served.url}")).status == 200
-        await until(lambda: one.gateway.parts.quotas.gateways == two.gateway.parts.quotas.gateways == 2)
+        await until(lambda: quotas_of(one).gateways == quotas_of(two).gateways == 2)
         server.freeze()
         statuses = [(await one.chat(f"frozen {i}")).status for i in range(120)]
         assert set(statuses) <= {200, 429}

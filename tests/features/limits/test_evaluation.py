@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits import MICROS, Cap, Limits, Meters, Pace
-from gateway.routing.limit_evaluation import (
+from gateway.features.limits.demands import MICROS, Meters
+from gateway.features.limits.evaluation import (
     CostEstimate,
     Reservation,
     light_only,
@@ -14,9 +14,10 @@ from gateway.routing.limit_evaluation import (
     rate_limit_headers,
     refused,
     returns_of,
-    subjects,
     with_headers,
 )
+from gateway.limits import Cap, Limits, Pace
+from gateway.steps.metering import subjects
 
 NOW = 1_790_000_000 * MICROS
 WHOSE = subjects("acme", "ada", "sk-secret")

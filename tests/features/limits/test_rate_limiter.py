@@ -8,9 +8,20 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.errors import StoreUnavailable
-from gateway.limits import MICROS, Cost, Demand, LimitPart, Meters, PacedLimit, Return, Slot, TakeResult, window_of
+from gateway.features.limits.demands import (
+    MICROS,
+    Cost,
+    Demand,
+    LimitPart,
+    Meters,
+    PacedLimit,
+    Return,
+    Slot,
+    TakeResult,
+    window_of,
+)
+from gateway.features.limits.rate_limiter import MAX_PENDING, RateLimiter
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.rate_limiter import MAX_PENDING, RateLimiter
 from tests.fixtures.clock import FakeClock
 
 CAP = Cost("cap", 1000, 100, "day", soft=False)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.calls import Call
-from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
-from gateway.limits import (
+from gateway.features.limits.demands import (
     MICROS,
     SLACK_US,
-    Cap,
     Cost,
     Demand,
     LimitPart,
-    Limits,
     LimitState,
-    Pace,
     PacedLimit,
-    Per,
     Return,
     Slot,
     TakeResult,
@@ -31,6 +24,7 @@ from gateway.limits import (
     wait_us,
     window_of,
 )
+from gateway.limits import Cap, Limits, Pace, Per
 
 # The usage of a call is reserved before the call and settled after it.
 
@@ -43,15 +37,6 @@ UNKNOWN_OUTPUT, UNKNOWN_INPUT = 32_768, 8_192
 MAX_KINDS = 256  # kinds of calls of a route whose lengths are remembered
 
 FORGETTING = 0.02  # part of the distance by which an estimate falls with each shorter answer
-
-
-def input_tokens(call: Call) -> int:
-    """Estimate the input tokens, at least 1.
-
-    Images and tools are not counted; the backend's own count corrects that.
-    """
-    texts = call.questions if call.embeds else (call.prompt,)
-    return max(1, sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_A_TOKEN)
 
 
 class TypicalLength:
@@ -162,16 +147,6 @@ class LimitRequest:
     def is_global(self) -> bool:
         """True for an API key's own limit, which counts over all routes."""
         return self.demand.key.startswith(ALL_ROUTES + ":")
-
-
-def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str]:
-    """Return the subject for each `per` of a limit. Keys and users are hashed, as both may be secret."""
-    return {
-        "tenant": tenant,
-        "key": tenant if key is None else _hashed("key", key),
-        "user": _hashed("user", f"{tenant}\n{user or ''}"),
-        "route": "all",
-    }
 
 
 def limit_requests(
@@ -365,7 +340,3 @@ def returns_without_call(requests: Sequence[LimitRequest], taken: TakeResult) ->
         if isinstance(a.demand, PacedLimit) and a.limit == "requests"
     ]
     return calls + returns_without_large(requests, taken)
-
-
-def _hashed(kind: str, text: str) -> str:
-    return hashlib.sha256(f"{kind}/{text}".encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, limit_states, settle_arguments, take_arguments
-from gateway.limits import (
+from gateway.features.limits.demands import (
     HELD,
     MICROS,
     Cost,
@@ -28,6 +27,7 @@ from gateway.limits import (
     window_ends_us,
     window_of,
 )
+from gateway.features.limits.redis import BEAT, SETTLE, TAKE, limit_states, settle_arguments, take_arguments
 from tests.fixtures.stores import OutsideServer
 
 START_US = 1_790_000_000 * MICROS

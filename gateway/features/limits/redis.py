@@ -12,7 +12,7 @@ from typing import Any
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
-from gateway.limits import (
+from gateway.features.limits.demands import (
     HALF_LIFE_US,
     HELD,
     SLACK_US,

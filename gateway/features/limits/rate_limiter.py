@@ -13,35 +13,35 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
 from gateway.errors import LimitReached, StoreUnavailable
-from gateway.limits import (
+from gateway.features.limits.demands import (
     MICROS,
     Cost,
     Demand,
-    Limits,
     Meters,
     PacedLimit,
-    Per,
     Return,
     Slot,
     TakeResult,
     left,
     window_of,
 )
-from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, QuotaStore
-from gateway.routing.limit_evaluation import (
+from gateway.features.limits.evaluation import (
     ALL_ROUTES,
     MAX_CLIENT_RETRY_S,
     LimitRequest,
     rate_limit_headers,
     refused,
-    subjects,
     waitable,
 )
+from gateway.limits import Limits, Per
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.steps.metering import limit_asker
 
 LOG = logging.getLogger("nearhit.limits")
 
@@ -63,6 +63,20 @@ MAX_SEEN = 1_000  # limits whose usage is shown to operators
 MAX_WAIT_S, MAX_QUEUED = 10.0, 1_000
 
 POLL_S = 0.25  # seconds after which the first call that waits tries again: other gateways settle without a word
+
+
+class QuotaStore(Protocol):
+    """The port to the limit counts. It uses its own clock. Every method raises `StoreUnavailable`. Counts expire."""
+
+    async def take(self, demands: Sequence[Demand]) -> TakeResult:
+        """Meet all demands at once, or none."""
+
+    async def settle(self, returns: Sequence[Return]) -> None:
+        """Correct earlier demands."""
+
+    async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
+        """Report this gateway as alive, and prolong its places (key, member), which otherwise expire. Return the number
+        of gateways alive, including this one."""
 
 
 class _Queue:
@@ -350,23 +364,10 @@ def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence
     ]
 
 
-# The demands of a request, and its subjects.
-def limit_subjects(request: RequestContext) -> Mapping[Per, str]:
-    permit = request.client.permit
-    # a key keeps its id over a rotation
-    key = permit.id if permit is not None and permit.id else request.client.credentials.key
-    return subjects(request.client.account, None if request.call is None else request.call.user, key)
-
-
 def key_limits(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:
     """Return the limits of the request's API key, and their subject."""
     permit = request.client.permit
     return ((), {}) if permit is None or request.internal else (permit.limits, {"key": permit.id})
-
-
-def limit_asker(request: RequestContext) -> str:
-    """Return the identity for which a limit was reached: another one may have more left."""
-    return "\n".join(limit_subjects(request).values())
 
 
 async def take_limits(
