@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
-from gateway.cache.screen import Screening
+from gateway.cache.screening import Screening
 from gateway.cache.stored_parts import StoredCommand, not_reached
 from gateway.calls import Call
 from gateway.config.policy.model import Route, Target

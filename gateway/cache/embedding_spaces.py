@@ -21,7 +21,7 @@ from gateway.cache.late_vectors import LateVectors
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
-from gateway.cache.screen import Screen
+from gateway.cache.screening import Screen
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.vector_backlog import VectorBacklog
 from gateway.ports import ComplexityScorer, LearningEmbedder, VectorIndex, VectorStore, Verifier

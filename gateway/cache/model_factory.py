@@ -15,12 +15,9 @@ from gateway.adapters.onnx.model_files import (
     MODEL,
     MODEL_FILE,
     TOKENIZER_FILE,
-    ModelCorrupt,
-    ModelMissing,
     default_model_dir,
     load_manifest,
 )
-from gateway.adapters.onnx.static_encoder import StaticEncoder
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.pair_queue import PairQueue
@@ -72,18 +69,6 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
         data_dir=data_dir,
     )
     return encoder
-
-
-def build_static_encoder(config: EmbeddingModel) -> StaticEncoder | None:
-    """Build the encoder of static vectors, or None if the model has none, so that every question is embedded at
-    once."""
-    if config.adapter != "onnx":
-        return None
-    try:
-        return StaticEncoder(model_dir_of(config))
-    except (ModelMissing, ModelCorrupt) as error:
-        LOG.warning("no question is sent on before it is embedded", extra={"fields": {"error": str(error)}})
-        return None
 
 
 def build_verifier(

@@ -6,7 +6,7 @@ tough-to-beat baseline for sentence embeddings" (ICLR 2017). The distillation fr
 any text, comes from model2vec (Tulkens and van Dongen, 2024).
 
 A ridge regression on some questions maps such a sum to the encoder's own vector of the text. So a static vector can
-search an index of real vectors (gateway/cache/screen.py).
+search an index of real vectors (gateway/features/screen/screen.py).
 """
 
 from __future__ import annotations

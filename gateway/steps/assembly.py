@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
-from gateway.cache.screen import Screen
+from gateway.cache.screening import RouteScreen, Screen, ScreenedRoute
 from gateway.config.policy.model import Route
 from gateway.config.policy.parameters import untuned
 from gateway.config.policy.schema import SemanticRule
@@ -34,7 +34,6 @@ from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.route_ports import RoutePorts
-from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
@@ -332,7 +331,9 @@ def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScr
     space, screen = parts.space, screen_of(route, parts)
     if screen is None:
         return None
-    return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
+    return screen.of_route(
+        ScreenedRoute(space.late, lookup.would_hit, parts.memory.links, parts.clock, parts.telemetry)
+    )
 
 
 def semantic_lookup(route: Route, rule: SemanticRule, parts: Parts) -> SemanticLookup:

@@ -33,10 +33,10 @@ from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.links import Links
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
-from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
+from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.pair_queue import PairQueue
 from gateway.cache.schema_checks import SchemaChecks
-from gateway.cache.screen import Screen
+from gateway.cache.screening import open_screen
 from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.vector_backlog import VectorBacklog
@@ -186,7 +186,7 @@ async def _open(
     for job in jobs:
         run_in(exit_stack, job)
     exit_stack.push_async_callback(late.drain)  # before its job is cancelled
-    reader = None if index.shared else await asyncio.to_thread(build_static_encoder, section)
+    screen = await asyncio.to_thread(open_screen, section, index)
     return Space(
         embedder=embedder,
         load=load,
@@ -205,7 +205,7 @@ async def _open(
         inflight_questions=InflightQuestions(),
         late=late,
         backlog=backlog,
-        screen=None if reader is None else Screen(reader, index),
+        screen=screen,
     )
 
 

@@ -11,7 +11,7 @@ from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
 from gateway.cache.load_level import EncoderLoad, OptionalWork
-from gateway.cache.screen import Screening
+from gateway.cache.screening import RouteScreen, Screening
 from gateway.calls import Call
 from gateway.config.policy.schema import AuditRule
 from gateway.context import Handler, RequestContext, resolve_response
@@ -22,7 +22,6 @@ from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Clock, Embedder
 from gateway.routing.budget import max_wait_s
-from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.streams import with_completion
 

@@ -14,8 +14,9 @@ import pytest
 
 from gateway.adapters.onnx.model_files import MODEL, STATIC_FILE, default_model_dir
 from gateway.cache.links import link_of
-from gateway.cache.screen import KEPT, Screen
 from gateway.entries import Embedding, Entry
+from gateway.features.screen.screen import Screen
+from gateway.features.screen.threshold import KEPT
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, at_rest, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -53,7 +54,7 @@ class Screened:
     @property
     def screen(self) -> Screen:
         screen = self.served.gateway.parts.space.screen
-        assert screen is not None
+        assert isinstance(screen, Screen)
         return screen
 
     @property

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.cache import screen as screen_module
-from gateway.cache.screen import KEPT, PRIOR, PRIOR_WORTH, SHARE, Screen, Screening, ScreenThreshold
+from gateway.cache.screening import Screening
 from gateway.entries import Embedding, Vector
+from gateway.features.screen import threshold as threshold_module
+from gateway.features.screen.screen import Screen
+from gateway.features.screen.threshold import KEPT, PRIOR, PRIOR_WORTH, SHARE, ScreenThreshold
 from tests.fixtures.entries import DIMENSION, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex
 
@@ -94,7 +96,7 @@ def test_a_threshold_reads_its_prior_once(monkeypatch: pytest.MonkeyPatch) -> No
         read += 1
         return iter([0.5] * PRIOR_WORTH)
 
-    monkeypatch.setattr(screen_module, "_prior", prior)
+    monkeypatch.setattr(threshold_module, "_prior", prior)
     screen = Screen(Reader(vector_of(1)), ExactIndex(DIMENSION, max_entries=9))
     assert screen.threshold("low") is screen.threshold("low")
     assert read == 1
