@@ -19,6 +19,7 @@ from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.priority import Priority
 from gateway.request_fields import (
+    FOR_CLIENT,
     NO_CALLS,
     NO_CONSTRAINTS,
     NO_DEADLINES,
@@ -27,9 +28,9 @@ from gateway.request_fields import (
     Client,
     TrafficNotes,
     UpstreamCalls,
+    Work,
 )
 from gateway.tracing import TraceRecorder
-from gateway.transmission import Transmission
 
 
 class HeadMemo:
@@ -120,11 +121,10 @@ class RequestContext:
     __slots__ = (  # noqa: RUF023 - in groups
         # http: the request as received, its origin, and its cost so far
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address", "head",
-        "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_request_id",
-        "on_written",
+        "head_digest", "trace_headers", "clock", "timings", "traced", "work", "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "internal",
-        "traffic", "subjects",
+        "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "traffic",
+        "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged", "stored",
         "writing", "stale_available", "gathering", "claim", "lease",
@@ -133,7 +133,7 @@ class RequestContext:
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
         # budget: when its answer is due, and how much it may cost
-        "deadlines", "calls", "priority", "estimates", "overloaded", "constraints", "reads_answer", "transmission",
+        "deadlines", "calls", "priority", "estimates", "overloaded", "constraints", "reads_answer",
     )  # fmt: skip
 
     def __init__(
@@ -148,7 +148,7 @@ class RequestContext:
         clock: Clock,
         client_address: str = "",
         client: Client = UNKNOWN_CLIENT,
-        background: bool = False,
+        work: Work = FOR_CLIENT,
         head: HeadMemo | None = None,
         head_digest: bytes = b"",
         trace_headers: TraceHeaders | None = None,
@@ -168,11 +168,10 @@ class RequestContext:
         self.head_digest = head_digest
         # the headers named in `credentials.TRACING`, or None before they are extracted from `headers`
         self.trace_headers = trace_headers
-        self.background = background  # a job: it yields to all other requests and has no latency budget
+        self.work = work
         self.clock = clock
         self.timings: dict[str, float] = {}  # seconds by step, in the order in which the steps ended
         self.traced: TraceRecorder | None = None  # set if traces are exported
-        self.purpose = ""  # a word for work that is not part of a client's request
         self.upstream_request_id: str | None = None  # the provider's own id of the call that answered
         # The HTTP server calls it after writing: see `OnWritten`.
         self.on_written: OnWritten | None = None
@@ -187,7 +186,6 @@ class RequestContext:
         self.expose_headers = True
         # unset if anybody may share answers, because their timing would reveal earlier questions
         self.expose_timings = True
-        self.internal = False  # a call that the gateway makes for itself
         self.subjects: tuple[str, ...] = ()  # digests of those who may have it erased (`gateway.subjects`)
         self.traffic: TrafficNotes | None = None  # set on routes that record traffic
 
@@ -223,7 +221,6 @@ class RequestContext:
         self.overloaded = False
         # The gateway reads the answer though no cache stores it: the backend has to send it readable, with its usage.
         self.reads_answer = False
-        self.transmission: Transmission | None = None  # of a job; shared with all copies
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -296,7 +293,7 @@ class RequestContext:
         timings = self.timings
         timings[name] = timings[name] + now - started if name in timings else now - started
         if self.traced is not None:
-            self.traced.mark(name, started, now, self.purpose)
+            self.traced.mark(name, started, now, self.work.purpose)
         return now
 
     def add_time(self, name: str, seconds: float) -> None:
@@ -334,7 +331,7 @@ class RequestContext:
         `purpose` is a word for that work."""
         child = self._copy()
         child.calls = self.calls.of_child()
-        child.purpose, child.timings, child.estimates = purpose, {}, NO_ESTIMATES
+        child.work, child.timings, child.estimates = self.work._replace(purpose=purpose), {}, NO_ESTIMATES
         child.served = child.judged = child.stored = child.note = child.traffic = None
         child.on_written = child.claim = child.writing = None
         return child
@@ -361,7 +358,7 @@ class RequestContext:
         for it, and no lease."""
         child = self.child(purpose)
         child.deadlines = NO_DEADLINES
-        child.lease, child.internal, child.calls = 0, True, NO_CALLS
+        child.lease, child.calls, child.work = 0, NO_CALLS, child.work._replace(internal=True)
         return child
 
 

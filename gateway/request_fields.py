@@ -18,6 +18,23 @@ from gateway.ports import Judgement
 from gateway.principal import Principal
 from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import UpstreamCall
+from gateway.transmission import Transmission
+
+
+class Work(NamedTuple):
+    """The work that a request is part of."""
+
+    purpose: str = ""
+    """A word for work that is not part of a client's request."""
+    internal: bool = False
+    """The gateway makes the call for itself, and nobody waits for it."""
+    background: bool = False
+    """A job: it yields to all other requests and has no latency budget."""
+    transmission: Transmission | None = None
+    """Whether a job has gone to a backend. Its side work shares it."""
+
+
+FOR_CLIENT = Work()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Tracing:
 
     def start_trace(self, request: RequestContext) -> None:
         """Continue the trace that the request headers name, or begin one."""
-        kind, trace_headers = "consumer" if request.background else "server", request.trace_headers
+        kind, trace_headers = "consumer" if request.work.background else "server", request.trace_headers
         parent = parent_of(request.headers) if trace_headers is None or trace_headers else None
         if parent is not None:
             request.traced = TraceRecorder(parent.trace_id, parent, parent.sampled, kind)

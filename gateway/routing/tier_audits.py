@@ -61,7 +61,7 @@ class TierAudits:
         Answers that may not be stored are not audited.
         """
         rule = target.audit
-        if rule.share <= 0 or request.internal or request.estimates.scored_prompt is None:
+        if rule.share <= 0 or request.work.internal or request.estimates.scored_prompt is None:
             return
         if len(target.tiers) == 1 or target.tier_with_backend(light.backend) != target.tiers[0].name:
             return

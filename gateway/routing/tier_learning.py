@@ -95,13 +95,13 @@ class TierLearning:
     def record_dispatch(self, request: RequestContext, tier_decision: TierDecision, *, large: bool) -> None:
         """Count a request that is about to go to a model. The gateway's own requests do not count."""
         score = request.estimates.complexity
-        if score is not None and not request.internal:
+        if score is not None and not request.work.internal:
             self.of(request.route).count(tier_decision, score, self._clock.monotonic(), large=large)
 
     def record_answer(self, request: RequestContext, *, large: bool, instead: bool) -> None:
         """Record the model that answered. With `instead` the other kind was called first."""
         score, prompt = request.estimates.complexity, request.estimates.scored_prompt
-        if score is None or prompt is None or request.internal:
+        if score is None or prompt is None or request.work.internal:
             return
         if instead:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)

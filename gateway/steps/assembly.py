@@ -259,7 +259,7 @@ class RouteSteps:
         """Count the check, with no weight for learning: a check does not compare two answers. A check that is too
         strict would soon teach the route that all requests are hard."""
         prompt = request.estimates.scored_prompt
-        if prompt is not None and not request.internal:
+        if prompt is not None and not request.work.internal:
             self.parts.escalations.observe(
                 request.route, prompt, light_was_worse=not passed, source="cascade", weight=0.0
             )

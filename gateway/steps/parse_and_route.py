@@ -216,7 +216,7 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
     control = request.headers.get("cache-control")
     if control is not None:
         request.directives = parse_directives(control)
-    if request.background:  # clients that wait go first; a job has no latency budget
+    if request.work.background:  # clients that wait go first; a job has no latency budget
         request.priority = Priority.LOW
         if call is not None and call.stream:
             call = replace(call, stream=False)  # no client reads it as it comes; a broken one is an error

@@ -193,8 +193,8 @@ class UpstreamPool:
             calls = request.calls = UpstreamCalls()
             calls.since = now
         calls.due = calls.since + self._rules.total_s
-        if request.transmission is not None:
-            self._require_first_transmission(request, request.transmission)
+        if request.work.transmission is not None:
+            self._require_first_transmission(request, request.work.transmission)
         if now >= calls.due:
             said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)

@@ -168,7 +168,7 @@ class Hedging:
         Call it once for each call, before it is sent, because it feeds the budget.
         """
         asked = call_features(request.call, request.route)
-        if asked is None or not is_hedgeable(request.call, is_internal=request.internal):
+        if asked is None or not is_hedgeable(request.call, is_internal=request.work.internal):
             return None
         self._budget.record_call()
         now, until = self._clock.monotonic(), request.due

@@ -190,7 +190,7 @@ class HttpBackend(LimitedBackend):
         try:
             sent = self.upstream_request(request, translated)
             due, end = self._deadlines(request, sent, permit)
-            transmission = request.transmission
+            transmission = request.work.transmission
             answer = await (
                 self._client.send(sent, due) if transmission is None else self._record(transmission, sent, due)
             )

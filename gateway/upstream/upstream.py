@@ -492,7 +492,7 @@ def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at:
         model="" if call is None else sent or call.model,
         call=call,
         attempt=1 if previous is None else previous.attempt + 1,
-        purpose=request.purpose,
+        purpose=request.work.purpose,
         started=started_at,
     )
     return span

@@ -13,7 +13,7 @@ from gateway.features.jobs.submission import QUERY
 from gateway.messages import ByteStream, EventStream, FullBody, Response
 from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
-from gateway.request_fields import Client
+from gateway.request_fields import Client, Work
 from gateway.streams import BufferedBody, close_body
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class Runner:
         Cancelling this cancels the call upstream.
         """
         request = self._request(job)
-        request.transmission = job.transmission
         response = await resolve_response(self._handler(request))
         try:
             body = await self._read_body(response)
@@ -83,7 +82,7 @@ class Runner:
             body_source=BufferedBody(job.body),
             clock=self._clock,
             client=Client(job.tenant, job.tenant),
-            background=True,
+            work=Work(background=True, transmission=job.transmission),
         )
 
     async def _read_body(self, response: Response) -> bytes:

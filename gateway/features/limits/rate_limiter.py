@@ -367,7 +367,7 @@ def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence
 def key_limits(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:
     """Return the limits of the request's API key, and their subject."""
     permit = request.client.permit
-    return ((), {}) if permit is None or request.internal else (permit.limits, {"key": permit.id})
+    return ((), {}) if permit is None or request.work.internal else (permit.limits, {"key": permit.id})
 
 
 async def take_limits(

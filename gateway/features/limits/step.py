@@ -104,7 +104,7 @@ class RateLimit:
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.directives.only_if_cached:
             return self._inner(request)  # no call will be made
-        route_limits = [rule for rule in self._of_calls if rule.per == "route" or not request.internal]
+        route_limits = [rule for rule in self._of_calls if rule.per == "route" or not request.work.internal]
         own, key = key_limits(request)
         own = tuple(filter(limits_calls, own))
         if not route_limits and not own:
@@ -115,7 +115,7 @@ class RateLimit:
     def _is_metered(self, request: RequestContext) -> bool:
         """Return whether a call without limits is counted in metrics or in the traffic log."""
         spends = request.call is not None or request.method not in SAFE_METHODS
-        return self._counts and spends and not request.internal
+        return self._counts and spends and not request.work.internal
 
     async def _forward_metered(self, request: RequestContext) -> Response:
         metered = await metered_call(request)

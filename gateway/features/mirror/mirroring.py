@@ -91,7 +91,7 @@ class Mirroring(Runtime):
         call, body = request.call, response.body
         if call is None or call.embeds or response.status != 200:
             return response
-        if call.stateful or request.internal or request.directives.no_store or self._rng() >= rule.share:
+        if call.stateful or request.work.internal or request.directives.no_store or self._rng() >= rule.share:
             return response
         copy = _Copy(request, call, rule, comparisons)
         if isinstance(body, FullBody) and len(body.data) <= MAX_BYTES:

@@ -78,8 +78,8 @@ def facts_of(
         call.max_tokens,
         float(temperature) if isinstance(temperature, int | float) else None,
         tuple(dict.fromkeys(str(role) for role in roles_of(call))),
-        None if request.background else budget_of(request.headers, None).total_s,
-        request.background,
+        None if request.work.background else budget_of(request.headers, None).total_s,
+        request.work.background,
     )
     return TrafficFacts(plain, facts, call.focus, keeps_prompt)
 
@@ -117,7 +117,7 @@ def passed_facts_of(
         temperature=None,
         roles=(),
         budget_s=None,
-        patient=request.background,
+        patient=request.work.background,
     )
     return TrafficFacts(plain=False, request=facts, question=None, keeps_prompt=False)
 

@@ -124,7 +124,7 @@ class RouteSessions:
     def record_answer(self, request: RequestContext, answered: BackendAnswer) -> Response:
         """Record who answered, and return the response. An error leaves the session as it is."""
         effect, response = request.of(SessionChoice).effect, answered.response
-        if effect is None or response.status >= 400 or request.internal:
+        if effect is None or response.status >= 400 or request.work.internal:
             return response
         session, backend, upstream = effect.session, answered.backend, request.calls.address
         outcome = outcome_of(effect, backend, upstream, answered.instead)

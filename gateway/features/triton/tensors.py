@@ -82,8 +82,8 @@ class TensorClient:
         assert match is not None  # the dialect has claimed the path
         model = self._models.upstream_name(call.model) or unquote(call.model)
         message = request_of(inference, model, unquote(match[2] or ""))
-        if request.transmission is not None:
-            request.transmission.sent = True
+        if request.work.transmission is not None:
+            request.work.transmission.sent = True
         try:
             return await (self._stream(message, request, permit) if call.stream else self._infer_once(message, request))
         except grpc.aio.AioRpcError as error:
