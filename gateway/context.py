@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
@@ -16,7 +15,7 @@ from gateway.entries import NO_DIRECTIVES, NO_KEYS, CacheDirectives, CacheKeys, 
 from gateway.errors import TooManyInflight
 from gateway.messages import Response
 from gateway.outcomes import Bypass
-from gateway.ports import BodySource, Claim, Clock, Judgement
+from gateway.ports import BodySource, Clock, Judgement
 from gateway.priority import Priority
 from gateway.request_fields import (
     FOR_CLIENT,
@@ -26,6 +25,7 @@ from gateway.request_fields import (
     NO_ESTIMATES,
     UNKNOWN_CLIENT,
     Client,
+    Lease,
     TrafficNotes,
     UpstreamCalls,
     Work,
@@ -127,7 +127,7 @@ class RequestContext:
         "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged", "stored",
-        "writing", "stale_available", "gathering", "claim", "lease",
+        "stale_available", "gathering", "lease",
         # features: their states, see `of`
         "states",
         # guard: how far it has come, for `gateway.steps.guard`
@@ -200,11 +200,9 @@ class RequestContext:
         self.served: tuple[Entry, Lifetime] | None = None  # exact hit: the entry, and its lifetime under the policy
         self.judged: Judgement | None = None  # the best neighbour with its score, if there is one
         self.stored: Entry | None = None  # the entry made from a fresh answer
-        self.writing: asyncio.Task[bool] | None = None  # the write of `stored`, if the client does not wait for it
         self.stale_available = False  # a stale entry may be served if no backend answers
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
-        self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
-        self.lease = 0  # the fencing token of the lease on the backend call, or 0 without a lease
+        self.lease: Lease | None = None  # on the backend call, on a store that other gateways use
 
         self.states: list[Any] = NO_STATES  # by `FeatureState.number`; it grows when `of` needs it
 
@@ -333,7 +331,7 @@ class RequestContext:
         child.calls = self.calls.of_child()
         child.work, child.timings, child.estimates = self.work._replace(purpose=purpose), {}, NO_ESTIMATES
         child.served = child.judged = child.stored = child.note = child.traffic = None
-        child.on_written = child.claim = child.writing = None
+        child.on_written = child.lease = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:
@@ -358,7 +356,7 @@ class RequestContext:
         for it, and no lease."""
         child = self.child(purpose)
         child.deadlines = NO_DEADLINES
-        child.lease, child.calls, child.work = 0, NO_CALLS, child.work._replace(internal=True)
+        child.calls, child.work = NO_CALLS, child.work._replace(internal=True)
         return child
 
 

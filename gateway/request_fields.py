@@ -5,6 +5,7 @@ A request replaces a group as a whole, so requests that agree in one share the o
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from gateway.calls import Inspection
 from gateway.credentials import NONE_SHOWN, Credentials
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import Affinity
-from gateway.ports import Judgement
+from gateway.ports import Claim, Judgement
 from gateway.principal import Principal
 from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import UpstreamCall
@@ -152,3 +153,16 @@ class TrafficNotes:
     """All neighbours with their scores. `SemanticLookup` notes them."""
     inspected: InspectedAnswer | None = None
     """The fresh answer. `StoreResponse` notes it, or else `RateLimit`."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """The lease on the backend call, for a request on a store that other gateways use. The steps of the feature
+    `replicas` set it, and `StoreResponse` stores under it."""
+
+    claim: Claim | None = None
+    """The store's reply about the lease, until a step uses it."""
+    token: int = 0
+    """The fencing token; 0 before the lease is granted."""
+    writing: asyncio.Task[bool] | None = None
+    """The write of the answer, if the client does not wait for it."""

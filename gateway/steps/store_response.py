@@ -102,7 +102,8 @@ class CacheWriter:
             except StoreUnavailable as error:
                 self._record_failure(request, error)
                 return False
-        request.writing = write
+        if request.lease is not None:
+            request.lease.writing = write
         self._record_stored(request, entry)
         return True
 
@@ -111,8 +112,9 @@ class CacheWriter:
     ) -> bool:
         """Write an entry to the store and the index. With `behind` the caller does what this gateway needs to find
         it."""
+        lease = request.lease
         try:
-            stored = await self._store.put(entry, vector, request.lease)
+            stored = await self._store.put(entry, vector, 0 if lease is None else lease.token)
             indexed = behind and not self._index.shared
             stored = stored and await add_to_index(self._store, self._index, entry, vector, indexed=indexed)
         except StoreUnavailable as error:
@@ -120,7 +122,7 @@ class CacheWriter:
             return False
         if stored and not behind:
             self._record_stored(request, entry)
-        elif not stored and request.lease:
+        elif not stored and lease is not None and lease.token:
             self._telemetry.crowds.add("superseded")
         if stored and self._late is not None and _lacks_vector(request, entry):
             self._late.add(entry, request.owner)

@@ -18,7 +18,8 @@ from gateway.features.replicas.cluster_leases import ClusterLeases
 from gateway.messages import Provenance, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass, Verdict
-from gateway.ports import Clock, NearbyStore
+from gateway.ports import Claim, Clock, NearbyStore
+from gateway.request_fields import Lease
 from gateway.routing.budget import max_wait_s
 from gateway.streams import with_completion
 
@@ -45,14 +46,23 @@ class LeaseLookup:
         found = await self._leases.look_up(request.keys.fingerprint)
         if isinstance(found, Entry):
             return self._store.admit(found)
-        request.claim = found
+        request.lease = Lease(found)
         return None
 
     def release_unused(self, request: RequestContext) -> None:
         """Release a lease under which no call was made."""
-        claim, request.claim = request.claim, None
+        claim = _take_claim(request)
         if claim is not None and claim.token:
             self._leases.release(request.keys.fingerprint, claim.token)
+
+
+def _take_claim(request: RequestContext) -> Claim | None:
+    """Return the store's reply about the lease, for a step that uses it."""
+    lease = request.lease
+    if lease is None:
+        return None
+    claim, lease.claim = lease.claim, None
+    return claim
 
 
 def _is_written(write: asyncio.Task[bool]) -> bool:
@@ -144,7 +154,7 @@ class ClusterLease:
         name = request.keys.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
         until = self._clock.monotonic() + max_wait_s(request, self._clock.monotonic())
-        claim, request.claim = request.claim, None
+        claim = _take_claim(request)
         while True:
             if claim is None:
                 with request.timer("lease"):
@@ -195,12 +205,12 @@ class ClusterLease:
                 self._leases.release(request.keys.fingerprint, token)
 
         def end_when_written() -> None:
-            if request.writing is None:
+            if lease.writing is None:
                 end(stored=request.stored is not None)
             else:
-                request.writing.add_done_callback(lambda write: end(stored=_is_written(write)))
+                lease.writing.add_done_callback(lambda write: end(stored=_is_written(write)))
 
-        request.lease = token
+        lease = request.lease = Lease(token=token)
         try:
             response = await resolve_response(self._inner(request))
         except BaseException:
