@@ -39,11 +39,15 @@ class HeadMemo:
 
     Clients send the same head over and over. Requests with the same head share this object, so each step derives its
     result once. It is None before it is derived.
+
+    `digest` is one of the head without trace headers, if a request with the same head and body may get the same
+    response. It is empty if it may not.
     """
 
-    __slots__ = ("client", "has_budget", "is_control_request", "upstream")
+    __slots__ = ("client", "digest", "has_budget", "is_control_request", "upstream")
 
-    def __init__(self) -> None:
+    def __init__(self, digest: bytes = b"") -> None:
+        self.digest = digest
         self.client: Client | None = None  # as it was authenticated last
         self.is_control_request: bool | None = None  # whether the gateway itself answers it
         self.has_budget: bool | None = None  # whether it states a latency budget or a priority
@@ -121,10 +125,9 @@ class RequestContext:
     __slots__ = (  # noqa: RUF023 - in groups
         # http: the request as received, its origin, and its cost so far
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address", "head",
-        "head_digest", "trace_headers", "clock", "timings", "traced", "work", "upstream_request_id", "on_written",
+        "trace_headers", "clock", "timings", "traced", "work", "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "client", "table", "route", "expose_headers", "expose_timings", "traffic",
-        "subjects",
+        "dialect", "call", "model", "client", "route", "expose_headers", "expose_timings", "traffic", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged", "stored",
         "stale_available", "gathering", "lease",
@@ -150,7 +153,6 @@ class RequestContext:
         client: Client = UNKNOWN_CLIENT,
         work: Work = FOR_CLIENT,
         head: HeadMemo | None = None,
-        head_digest: bytes = b"",
         trace_headers: TraceHeaders | None = None,
     ) -> None:
         self.id = request_id
@@ -163,9 +165,6 @@ class RequestContext:
         self.received = clock.monotonic()
         self.client_address = client_address  # "" if it does not come from a client
         self.head = head or HeadMemo()
-        # A digest of the head without trace headers, if a request with the same head and body may get the same
-        # response. Empty: it may not.
-        self.head_digest = head_digest
         # the headers named in `credentials.TRACING`, or None before they are extracted from `headers`
         self.trace_headers = trace_headers
         self.work = work
@@ -181,7 +180,6 @@ class RequestContext:
         # What it names as its model. Empty: nothing, or no dialect claims the path and no rule needs its model.
         self.model = ""
         self.client = client
-        self.table: Any = None  # `RouteTable`: the policy in force when the request arrived
         self.route = ""
         self.expose_headers = True
         # unset if anybody may share answers, because their timing would reveal earlier questions

@@ -122,7 +122,7 @@ def internal_request(request: RequestContext, prompt: str, model: str, max_token
     body = chat_body(prompt, model=model, max_tokens=max_tokens)
     own = request.child("judge")
     own.method, own.path, own.query = "POST", CHAT, ""
-    own.head, own.head_digest = HeadMemo(), b""
+    own.head = HeadMemo()
     own.body, own.call = body, OpenAI().parse(CHAT, body, {})
     own.directives = CacheDirectives(no_store=True)
     own.keys = NO_KEYS

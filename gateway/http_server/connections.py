@@ -18,7 +18,7 @@ from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.config.schema import ServerConfig
-from gateway.context import RequestContext
+from gateway.context import HeadMemo, RequestContext
 from gateway.dialects.known import DEFAULT, DIALECTS
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
@@ -481,10 +481,10 @@ class PlainConnection(asyncio.Protocol):
                 return False
         # The last answer on a connection says so; a remembered answer does not. So pass no digest then.
         keep_alive = not (self._is_last or self._server.is_draining)
-        digest = head.digest if keep_alive else b""
+        memo = head.memo if keep_alive or head.closes else HeadMemo()
         request = service.request(
             head.method, head.path, head.query, head.headers, BufferedBody(body), self._output.peer,
-            head.memo, digest, head.trace_headers,
+            memo, head.trace_headers,
         )  # fmt: skip
         try:
             answer = service.answer(request)

@@ -45,7 +45,7 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 class RequestHead(NamedTuple):
     """The head of a plain request. `length` is the size of the body in bytes. `closes` tells that the request is the
-    last one on its connection. `digest` covers all that may decide the answer except the body (see `head_digest`)."""
+    last one on its connection."""
 
     method: str
     path: str  # as sent, still percent-encoded, without the query
@@ -53,7 +53,6 @@ class RequestHead(NamedTuple):
     headers: CIMultiDictProxy[str]
     length: int
     closes: bool
-    digest: bytes
     size: int  # bytes of the head itself
     memo: HeadMemo  # shared by heads that differ only in length and tracing headers
     trace_headers: tuple[tuple[str, str], ...] = ()  # its tracing headers, in order
@@ -67,7 +66,6 @@ class _FixedHead(NamedTuple):
     query: str
     headers: CIMultiDict[str]
     closes: bool
-    digest: bytes
     size: int
     memo: HeadMemo
 
@@ -110,7 +108,7 @@ class RequestHeads:
             else:
                 trace_headers.append((name, text))
         read = RequestHead(
-            stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.digest,
+            stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes,
             len(head), stem.memo, tuple(trace_headers),
         )  # fmt: skip
         if not unique:
@@ -151,7 +149,8 @@ def _fixed_head_of(head: bytes, max_field: int) -> _FixedHead | None:
         return None
     path, query, _ = target_of(method, target)
     closes = headers.get("connection", "").lower() == "close"
-    return _FixedHead(method, path, query, headers, closes, digest, len(head), HeadMemo())
+    memo = HeadMemo(b"" if closes else digest)  # an answer that closes its connection says so
+    return _FixedHead(method, path, query, headers, closes, len(head), memo)
 
 
 def _size(head: RequestHead | _FixedHead) -> int:

@@ -81,7 +81,6 @@ class RequestService:
         body_source: BodySource,
         client_address: str,
         head: HeadMemo | None = None,
-        head_digest: bytes = b"",
         trace_headers: Sequence[tuple[str, str]] | None = None,
     ) -> RequestContext:
         """Return the context of a request that has just arrived."""
@@ -95,7 +94,6 @@ class RequestService:
             clock=self.clock,
             client_address=client_address,
             head=head,
-            head_digest=head_digest,
             trace_headers=trace_headers,
         )
 

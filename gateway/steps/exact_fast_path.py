@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -125,30 +126,26 @@ class ExactFastPath:
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         body = request.body_source.buffered_body
-        if not request.head_digest or body is None or len(body) > MAX_BODY:
+        if not request.head.digest or body is None or len(body) > MAX_BODY:
             return self._inner(request)
+        table = self._table()
         try:
-            key = self._key(request, body) if self._table().traced_matches else (request.head_digest, body)
+            key = _key(table, request, body) if table.traced_matches else (request.head.digest, body)
             cached_hit = self._hits.get(key)
             if cached_hit is not None:
-                answer = self._replay(request, key, cached_hit)
+                answer = self._replay(request, table, key, cached_hit)
                 if answer is not None:
                     return answer
         except Exception as error:
             self._failures.record(NAME, error)
-        request.on_written = self._remember
+        request.on_written = partial(self._remember, table)
         return self._inner(request)
 
-    def _key(self, request: RequestContext, body: bytes) -> Hashable:
-        """Return the key with the headers that a route matches on and the digest leaves out."""
-        extra = self._table().traced_matches
-        return (request.head_digest, body, *[request.headers.get(name) for name in extra])
-
     def _replay(
-        self, request: RequestContext, key: Hashable, cached_hit: _CachedHit
+        self, request: RequestContext, table: RouteTable, key: Hashable, cached_hit: _CachedHit
     ) -> Response | Awaitable[Response] | None:
         """Return None if the request has to be parsed."""
-        if cached_hit.table is self._table():
+        if cached_hit.table is table:
             entry = self._store.peek(cached_hit.entry.fingerprint)
             if entry is cached_hit.entry and cached_hit.body is not None:
                 return self._answer_hit(request, cached_hit, cached_hit.body)
@@ -156,11 +153,13 @@ class ExactFastPath:
                 if cached_hit.body is not None:
                     cached_hit = cached_hit.without_body()
                     self._hits.put(key, cached_hit)
-                return self._from_store(request, key, cached_hit)
+                return self._from_store(request, table, key, cached_hit)
         self._hits.pop(key)  # another policy, or the entry was fetched again
         return None
 
-    async def _from_store(self, request: RequestContext, key: Hashable, cached_hit: _CachedHit) -> Response:
+    async def _from_store(
+        self, request: RequestContext, table: RouteTable, key: Hashable, cached_hit: _CachedHit
+    ) -> Response:
         """Answer from the store: the entry was evicted from memory."""
         try:
             entry = await self._store.get(cached_hit.entry.fingerprint)
@@ -185,7 +184,7 @@ class ExactFastPath:
                 answer = None
             if answer is not None:
                 return answer
-        request.on_written = self._remember
+        request.on_written = partial(self._remember, table)
         return await resolve_response(self._inner(request))
 
     def _answer_hit(self, request: RequestContext, cached_hit: _CachedHit, body: bytes) -> Response | None:
@@ -214,17 +213,30 @@ class ExactFastPath:
     # Remember hits
 
     def _remember(
-        self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
+        self,
+        table: RouteTable,
+        request: RequestContext,
+        response: Response,
+        headers: HeaderTemplate,
+        form: bytes,
+        data: bytes,
     ) -> None:
         """Remember a request with its second answer, if both were exact hits and took no other step. `form` is a format
-        for the values of the headers, the length of the body, the date and the body. `data` is the body."""
+        for the values of the headers, the length of the body, the date and the body. `data` is the body. `table` was in
+        force when the request came. If the request met a later one, nothing is found under the former."""
         try:
-            self._remember_hit(request, response, headers, form, data)
+            self._remember_hit(table, request, response, headers, form, data)
         except Exception as error:
             self._failures.record(NAME, error)
 
     def _remember_hit(
-        self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
+        self,
+        table: RouteTable,
+        request: RequestContext,
+        response: Response,
+        headers: HeaderTemplate,
+        form: bytes,
+        data: bytes,
     ) -> None:
         provenance, body, served = response.provenance, request.body_source.buffered_body, request.served
         if provenance.verdict is not Verdict.EXACT or served is None or body is None:
@@ -233,11 +245,11 @@ class ExactFastPath:
         if [*request.timings] != STEPS or request.headers.get("cache-control") is not None:
             return
         as_stored, in_memory = data is entry.payload[0], self._store.peek(entry.fingerprint) is entry
-        if not (as_stored or (in_memory and len(data) <= MAX_FORMED)) or self._is_first(request.head_digest, body):
+        if not (as_stored or (in_memory and len(data) <= MAX_FORMED)) or self._is_first(request.head.digest, body):
             return
         assert request.dialect is not None
         cached_hit = _CachedHit(
-            table=request.table,
+            table=table,
             entry=entry,
             lifetime=lifetime,
             dialect=request.dialect,
@@ -253,7 +265,7 @@ class ExactFastPath:
             as_stored=as_stored,
             size=len(body) + (0 if as_stored else len(data)),
         )
-        self._hits.put(self._key(request, body), cached_hit if in_memory else cached_hit.without_body())
+        self._hits.put(_key(table, request, body), cached_hit if in_memory else cached_hit.without_body())
 
     def _is_first(self, digest: bytes, body: bytes) -> bool:
         mark = hash((digest, body))
@@ -263,6 +275,11 @@ class ExactFastPath:
             self._seen_once.clear()
         self._seen_once.add(mark)
         return True
+
+
+def _key(table: RouteTable, request: RequestContext, body: bytes) -> Hashable:
+    """Return the key with the headers that a route matches on and the digest leaves out."""
+    return (request.head.digest, body, *[request.headers.get(name) for name in table.traced_matches])
 
 
 def _size(cached_hit: _CachedHit) -> int:

@@ -96,7 +96,7 @@ class ParseAndRoute:
         self._subjects_of = subjects_of
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        table = request.table = self._table()
+        table = self._table()
         dialect = self._dialect_of(request.method, request.path)
         if dialect is None:
             return self._pass(request, table)
