@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gateway.calls import Call, Dialect
 from gateway.credentials import TRACING
@@ -18,7 +18,7 @@ from gateway.outcomes import Bypass
 from gateway.ports import BodySource, Clock, Judgement
 from gateway.priority import Priority
 from gateway.request_fields import (
-    FOR_CLIENT,
+    EXPOSED,
     NO_CALLS,
     NO_CONSTRAINTS,
     NO_DEADLINES,
@@ -28,9 +28,9 @@ from gateway.request_fields import (
     Lease,
     TrafficNotes,
     UpstreamCalls,
-    Work,
 )
 from gateway.tracing import TraceRecorder
+from gateway.transmission import Transmission
 
 
 class HeadMemo:
@@ -72,6 +72,24 @@ class InputBatch(Protocol):
 
     def mark_resolved(self, fingerprint: str) -> None:
         """Note that this input has joined, or was answered in another way."""
+
+
+class Work(NamedTuple):
+    """The work that a request is part of."""
+
+    purpose: str = ""
+    """A word for work that is not part of a client's request."""
+    internal: bool = False
+    """The gateway makes the call for itself, and nobody waits for it."""
+    background: bool = False
+    """A job: it yields to all other requests and has no latency budget."""
+    transmission: Transmission | None = None
+    """Whether a job has gone to a backend. Its side work shares it."""
+    batch: InputBatch | None = None
+    """For one of several inputs: collects those that are in no cache. `Negotiate` sets it."""
+
+
+FOR_CLIENT = Work()
 
 
 class Asker(Protocol):
@@ -127,10 +145,9 @@ class RequestContext:
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address", "head",
         "trace_headers", "clock", "timings", "traced", "work", "upstream_request_id", "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "model", "client", "route", "expose_headers", "expose_timings", "traffic", "subjects",
+        "dialect", "call", "model", "client", "route", "exposure", "traffic", "subjects",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "keys", "asker", "bypass", "embedding", "whole", "note", "served", "judged", "stored",
-        "stale_available", "gathering", "lease",
+        "directives", "owner", "keys", "asker", "bypass", "embedding", "note", "served", "judged", "stored", "lease",
         # features: their states, see `of`
         "states",
         # guard: how far it has come, for `gateway.steps.guard`
@@ -181,9 +198,7 @@ class RequestContext:
         self.model = ""
         self.client = client
         self.route = ""
-        self.expose_headers = True
-        # unset if anybody may share answers, because their timing would reveal earlier questions
-        self.expose_timings = True
+        self.exposure = EXPOSED
         self.subjects: tuple[str, ...] = ()  # digests of those who may have it erased (`gateway.subjects`)
         self.traffic: TrafficNotes | None = None  # set on routes that record traffic
 
@@ -193,13 +208,10 @@ class RequestContext:
         self.asker: Asker | None = None  # the client, if its route keeps some entries of the scope from it
         self.bypass: Bypass | None = None  # why no lookup is made
         self.embedding: Embedding | None = None  # of the call's `focus`
-        self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
         self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused
         self.served: tuple[Entry, Lifetime] | None = None  # exact hit: the entry, and its lifetime under the policy
         self.judged: Judgement | None = None  # the best neighbour with its score, if there is one
         self.stored: Entry | None = None  # the entry made from a fresh answer
-        self.stale_available = False  # a stale entry may be served if no backend answers
-        self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
         self.lease: Lease | None = None  # on the backend call, on a store that other gateways use
 
         self.states: list[Any] = NO_STATES  # by `FeatureState.number`; it grows when `of` needs it

@@ -19,23 +19,6 @@ from gateway.ports import Claim, Judgement
 from gateway.principal import Principal
 from gateway.scores import ScoredPrompt, TierDecision, TrafficFacts
 from gateway.tracing import UpstreamCall
-from gateway.transmission import Transmission
-
-
-class Work(NamedTuple):
-    """The work that a request is part of."""
-
-    purpose: str = ""
-    """A word for work that is not part of a client's request."""
-    internal: bool = False
-    """The gateway makes the call for itself, and nobody waits for it."""
-    background: bool = False
-    """A job: it yields to all other requests and has no latency budget."""
-    transmission: Transmission | None = None
-    """Whether a job has gone to a backend. Its side work shares it."""
-
-
-FOR_CLIENT = Work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +37,18 @@ class Client:
 
 
 UNKNOWN_CLIENT = Client()  # of a request that no step has authenticated
+
+
+class Exposure(NamedTuple):
+    """The facts about an answer that its headers show. `ParseAndRoute` sets it by the route."""
+
+    headers: bool
+    """How the request was answered."""
+    timings: bool
+    """How long its steps took. On a route whose answers anybody may share, this would reveal earlier questions."""
+
+
+EXPOSED, WITHOUT_TIMINGS, HIDDEN = Exposure(True, True), Exposure(True, False), Exposure(False, False)
 
 
 class Deadlines(NamedTuple):
@@ -98,6 +93,8 @@ class Constraints(NamedTuple):
     """The address to call while it is in service. The session sets it."""
     preferred_upstream: str | None = None
     """The address to prefer while it is not overloaded. The session sets it."""
+    stale_available: bool = False
+    """A stale entry may be served if no backend answers. `ExactCache` sets it."""
 
 
 NO_CONSTRAINTS = Constraints()

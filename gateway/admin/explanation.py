@@ -27,6 +27,7 @@ from gateway.latency_forecast import LatencyForecast
 from gateway.outcomes import Choice
 from gateway.pipeline import steps_of
 from gateway.ports import Clock, Embedder
+from gateway.routing.backend_choice import WholeQuestion
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.scores import Scorer
@@ -390,7 +391,7 @@ class ExplainAdmin:
         route = find_route(request, call, (call.model,), policy)
         call = self.core.features.apply_route(request, call, route)
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
-            request.embedding, request.whole = await embed_question(call, parts.space.embedder)
+            request.embedding, request.of(WholeQuestion).embedding = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts, self.core.features.ports(route))
         decision = await deciding.choose(request)
         steps = steps_of(route, self.core.deployment)

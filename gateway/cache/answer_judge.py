@@ -126,5 +126,5 @@ def internal_request(request: RequestContext, prompt: str, model: str, max_token
     own.body, own.call = body, OpenAI().parse(CHAT, body, {})
     own.directives = CacheDirectives(no_store=True)
     own.keys = NO_KEYS
-    own.embedding = own.whole = None
+    own.embedding = None
     return own

@@ -33,7 +33,7 @@ from gateway.feature import Features, idle_features
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Embedder
-from gateway.routing.backend_choice import BackendChoice
+from gateway.routing.backend_choice import BackendChoice, WholeQuestion
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
@@ -190,7 +190,7 @@ class OfflineExplainer:
         # Parse again, so that the time to load the model does not count against the request's budget.
         request, call = parse_request(value, clock, where, self._rules)
         call = self._features.apply_route(request, call, route)
-        request.embedding, request.whole = embeddings
+        request.embedding, request.of(WholeQuestion).embedding = embeddings
         decision = await self._decide(route, request)
         return build_explanation(request, call, route, decision, None, steps_of(route, self._deployment))
 

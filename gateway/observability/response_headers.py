@@ -58,12 +58,12 @@ class HeaderTemplate:
         extra = () if id_header is None else ((id_header, "%b"),)
         own = [("x-request-id", "%b"), *extra, ("Server", "nearhit")]
         self.ids = 1 + len(extra)
-        self.explains = request.expose_headers
+        self.explains = request.exposure.headers
         self.ttl = has_ttl(provenance)
         self.aged = provenance.age_s is not None
         self.similar = provenance.similarity is not None
         self.complex = request.estimates.complexity is not None
-        self.times = self.explains and request.expose_timings and bool(request.timings or request.estimates.outlook)
+        self.times = self.explains and request.exposure.timings and bool(request.timings or request.estimates.outlook)
         self.judged = request.judged is not None and VERIFY in request.timings
         self.predicted = request.estimates.outlook is not None
         if self.explains:
@@ -139,7 +139,7 @@ class ResponseHeaders:
         if id_header is not None and any(name.lower() == id_header for name, _ in response.headers):
             id_header = None  # the client gets the id that the backend set
         key: Hashable = id_header
-        if request.expose_headers:
+        if request.exposure.headers:
             key = (
                 id_header,
                 request.route,
@@ -152,7 +152,7 @@ class ResponseHeaders:
                 provenance.age_s is None,
                 provenance.similarity is None,
                 request.estimates.complexity is None,
-                request.expose_timings,
+                request.exposure.timings,
                 request.judged is None,
                 request.estimates.outlook is None,
                 *request.timings,

@@ -15,10 +15,10 @@ import numpy as np
 
 from gateway.calls import EMBEDDINGS, Call
 from gateway.config.policy.model import Route, Target
-from gateway.context import RequestContext
+from gateway.context import FeatureState, RequestContext
 from gateway.dialects.known import client_of
 from gateway.dialects.self_contained import is_self_contained
-from gateway.entries import Vector
+from gateway.entries import Embedding, Vector
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.ports import Clock, ComplexityScorer
 from gateway.request_fields import Estimates
@@ -43,6 +43,15 @@ from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import call_features
 
 NO_ROW = np.zeros(0, np.float16)  # nothing is learnt from a score without its prompt
+
+
+class WholeQuestion(FeatureState):
+    """The embedding of a long question's beginning, for its complexity. The semantic cache looks up the focus alone."""
+
+    __slots__ = ("embedding",)
+
+    def __init__(self) -> None:
+        self.embedding: Embedding | None = None
 
 
 class Prospect(BackendTraits, Protocol):
@@ -184,7 +193,7 @@ class BackendChoice:
         The vector of a truncated text stands for its head, as in training. That of a text with unknown words is not
         used.
         """
-        embedding = request.embedding if call.focus is call.question else request.whole
+        embedding = request.embedding if call.focus is call.question else request.of(WholeQuestion).embedding
         vector = None if embedding is None or embedding.unreadable else embedding.vector
         return self._judge(request, call, call.question or call.prompt, vector)
 

@@ -183,7 +183,7 @@ class Dispatch:
         if late == "refuse":
             self._promises.not_asked(self._route, "refused")
             raise BudgetExceeded(message)
-        if late == "stale" and request.stale_available:
+        if late == "stale" and request.constraints.stale_available:
             self._promises.not_asked(self._route, "stale")
             raise ServeStale(message)
 

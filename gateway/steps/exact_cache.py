@@ -157,7 +157,7 @@ class ExactCache:
             LOG.warning("a refresh failed", extra={"fields": {**request.log_fields, "error": str(error)}})
 
     async def _stale_if_error(self, request: RequestContext, entry: Entry, freshness: Freshness) -> Response:
-        request.stale_available = True
+        request.constraints = request.constraints._replace(stale_available=True)
         try:
             response = await resolve_response(self._inner(request))
         except (BackendError, LimitReached) as error:

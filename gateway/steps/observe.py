@@ -63,7 +63,7 @@ class Observe:
 def _log_provider_id(request: RequestContext, response: Response, value: str) -> Response:
     """Keep the provider's id for the log. A route without `expose_headers` hides it from the client."""
     request.upstream_request_id = value
-    if request.expose_headers:
+    if request.exposure.headers:
         return response
     headers = tuple(header for header in response.headers if header[0] is not UPSTREAM_REQUEST_ID)
     return Response(response.status, headers, response.body, response.provenance)

@@ -21,7 +21,7 @@ from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass
 from gateway.priority import Priority
-from gateway.request_fields import Deadlines, TrafficNotes
+from gateway.request_fields import EXPOSED, HIDDEN, WITHOUT_TIMINGS, Deadlines, TrafficNotes
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 from gateway.steps.recording import Recording
 from gateway.steps.request_reading import (
@@ -211,8 +211,8 @@ def parse_wholly(dialect: Dialect, path: str, body: bytes, headers: Mapping[str,
 def apply_route(request: RequestContext, call: Call | None, route: Route, read: Reader | None = None) -> None:
     """Set the fields of the request that its route and its head decide. `read` is that of the route's features. Raise
     `BadRequest` if a budget or a priority is invalid."""
-    request.route, request.expose_headers = route.name, route.expose_headers
-    request.expose_timings = route.share != "global"
+    request.route = route.name
+    request.exposure = HIDDEN if not route.expose_headers else WITHOUT_TIMINGS if route.share == "global" else EXPOSED
     control = request.headers.get("cache-control")
     if control is not None:
         request.directives = parse_directives(control)

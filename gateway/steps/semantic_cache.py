@@ -21,6 +21,7 @@ from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass, Verdict
 from gateway.ports import Clock, Embedder
+from gateway.routing.backend_choice import WholeQuestion
 from gateway.routing.budget import max_wait_s
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.streams import with_completion
@@ -165,7 +166,8 @@ class SemanticCache:
         try:
             request.embedding = await self.embedder.embed(question, request.owner)
             if self.scores_whole and call.question is not None and call.question is not question:
-                request.whole = await self.embedder.embed(call.question, request.owner)
+                whole = await self.embedder.embed(call.question, request.owner)
+                request.of(WholeQuestion).embedding = whole
         except EmbedderUnavailable:
             request.note = Bypass.EMBEDDER
             return False

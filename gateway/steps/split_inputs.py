@@ -73,7 +73,7 @@ class SplitInputs:
         return part
 
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:
-        part.gathering, key = gathering, part.keys.fingerprint
+        part.work, key = part.work._replace(batch=gathering), part.keys.fingerprint
         try:
             return await resolve_response(forward(part))
         finally:

@@ -169,7 +169,7 @@ UNPRICED = Price()
 
 class StoreResponse:
     """Stores the answers of one route. `unstorable` receives the fingerprints of answers that may not be stored. Inputs
-    of one request that no cache has go to the backend in one call: `request.gathering` passes them on together.
+    of one request that no cache has go to the backend in one call: `request.work.batch` passes them on together.
     `placement` is None if answers do not say who may share them."""
 
     def __init__(
@@ -209,7 +209,7 @@ class StoreResponse:
         if call is None or not request.keys.fingerprint:
             return self._inner(request)
         started = self._clock.monotonic()
-        answer = self._inner(request) if request.gathering is None else request.gathering.join(request, self._inner)
+        answer = self._inner(request) if request.work.batch is None else request.work.batch.join(request, self._inner)
         return self._store_later(request, call, answer, started)
 
     async def _store_later(

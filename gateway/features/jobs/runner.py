@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
-from gateway.context import Handler, RequestContext, resolve_response
+from gateway.context import Handler, RequestContext, Work, resolve_response
 from gateway.errors import UpstreamStreamError
 from gateway.features.jobs.store import Job, JobResult, Unsealable
 from gateway.features.jobs.submission import QUERY
 from gateway.messages import ByteStream, EventStream, FullBody, Response
 from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
-from gateway.request_fields import Client, Work
+from gateway.request_fields import Client
 from gateway.streams import BufferedBody, close_body
 
 if TYPE_CHECKING:
