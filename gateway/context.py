@@ -115,8 +115,9 @@ class Asker(Protocol):
         """Return whether the writers of two entries are not independent."""
 
 
-class FeatureState:
-    """The part of a request that belongs to one feature. A subclass has no required arguments."""
+class RequestState:
+    """The part of a request that belongs to one feature, or to one step that few requests need. A subclass has no
+    required arguments."""
 
     __slots__ = ()
 
@@ -125,11 +126,11 @@ class FeatureState:
     count: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
-        cls.number = FeatureState.count
-        FeatureState.count += 1
+        cls.number = RequestState.count
+        RequestState.count += 1
 
 
-S = TypeVar("S", bound=FeatureState)
+S = TypeVar("S", bound=RequestState)
 NO_STATES: list[Any] = []  # of a request that no feature has looked at; it stays empty
 
 
@@ -138,6 +139,9 @@ class RequestContext:
 
     The HTTP server creates it with the group `http`. Each step adds its results and decisions. Times are seconds on the
     monotonic clock.
+
+    Fields that the same steps write and read together are one value: `gateway.request_fields` has the types. A feature
+    or a step that nobody else depends on has a state of its own: see `of`.
     """
 
     __slots__ = (  # noqa: RUF023 - in groups
@@ -148,11 +152,11 @@ class RequestContext:
         "dialect", "call", "model", "client", "route", "exposure", "traffic", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "keys", "asker", "bypass", "embedding", "note", "served", "judged", "stored", "lease",
-        # features: their states, see `of`
+        # features, and steps that few requests need: their states, see `of`
         "states",
         # guard: how far it has come, for `gateway.steps.guard`
         "reached", "outcome",
-        # budget: when its answer is due, and how much it may cost
+        # backend: how soon and by whom it is to be answered, and the calls so far
         "deadlines", "calls", "priority", "estimates", "overloaded", "constraints", "reads_answer",
     )  # fmt: skip
 
@@ -214,7 +218,7 @@ class RequestContext:
         self.stored: Entry | None = None  # the entry made from a fresh answer
         self.lease: Lease | None = None  # on the backend call, on a store that other gateways use
 
-        self.states: list[Any] = NO_STATES  # by `FeatureState.number`; it grows when `of` needs it
+        self.states: list[Any] = NO_STATES  # by `RequestState.number`; it grows when `of` needs it
 
         self.reached = 0  # the depth of the innermost step that it has reached
         # What the step reached last has returned or raised, until the step around it ends.
@@ -244,10 +248,10 @@ class RequestContext:
     # features
 
     def of(self, kind: type[S]) -> S:
-        """Return the state of a feature. It is made when it is needed first."""
+        """Return the state of a feature or of a step. It is made when it is needed first."""
         states, number = self.states, kind.number
         if number >= len(states):
-            states = self.states = [*states, *(None for _ in range(FeatureState.count - len(states)))]
+            states = self.states = [*states, *(None for _ in range(RequestState.count - len(states)))]
         state: S | None = states[number]
         if state is None:
             state = states[number] = kind()

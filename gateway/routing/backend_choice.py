@@ -15,7 +15,7 @@ import numpy as np
 
 from gateway.calls import EMBEDDINGS, Call
 from gateway.config.policy.model import Route, Target
-from gateway.context import FeatureState, RequestContext
+from gateway.context import RequestContext, RequestState
 from gateway.dialects.known import client_of
 from gateway.dialects.self_contained import is_self_contained
 from gateway.entries import Embedding, Vector
@@ -45,7 +45,7 @@ from gateway.upstream.upstream import call_features
 NO_ROW = np.zeros(0, np.float16)  # nothing is learnt from a score without its prompt
 
 
-class WholeQuestion(FeatureState):
+class WholeQuestion(RequestState):
     """The embedding of a long question's beginning, for its complexity. The semantic cache looks up the focus alone."""
 
     __slots__ = ("embedding",)

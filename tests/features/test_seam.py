@@ -9,7 +9,7 @@ import pytest
 
 from gateway.cache.stored_parts import TRAFFIC, StoredPart, UnreachedPart
 from gateway.config.policy.features import FEATURES
-from gateway.context import FeatureState
+from gateway.context import RequestState
 from gateway.feature import Feature, Runtime, Unsupported, all_features, stored_parts_of
 from gateway.features.mcp.feature import Mcp
 from gateway.pipeline import PER_ROUTE, Place
@@ -18,14 +18,14 @@ from tests.contracts.test_backend import request_of
 ALL = list(all_features())
 
 
-class Steps(FeatureState):
+class Steps(RequestState):
     """The state of a feature that counts its steps."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
-class Words(FeatureState):
+class Words(RequestState):
     """The state of another feature."""
 
     def __init__(self) -> None:

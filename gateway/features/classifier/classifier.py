@@ -18,7 +18,7 @@ from gateway.cache.redaction import Redaction
 from gateway.calls import Call
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.config.policy.model import Route, Target
-from gateway.context import FeatureState, RequestContext
+from gateway.context import RequestContext, RequestState
 from gateway.feature import Runtime
 from gateway.features.classifier.http import HttpClassifier
 from gateway.features.classifier.question import (
@@ -135,7 +135,7 @@ class Classification:
     explanation: str  # who scored, or why the classifier did not, in words without any text of the request
 
 
-class Classified(FeatureState):
+class Classified(RequestState):
     """The classification of a request; None: no classifier was asked."""
 
     __slots__ = ("answer",)

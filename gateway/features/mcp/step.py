@@ -14,7 +14,7 @@ from gateway.cache.placement import PlacementDecision
 from gateway.cache.response_directives import is_anonymous
 from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
-from gateway.context import FeatureState, Handler, RequestContext, resolve_response
+from gateway.context import Handler, RequestContext, RequestState, resolve_response
 from gateway.dialects.sse import SSEParser
 from gateway.entries import CacheDirectives, CacheKeys
 from gateway.errors import UpstreamStreamError
@@ -60,7 +60,7 @@ class McpKeys(NamedTuple):
     directives: CacheDirectives
 
 
-class McpLookups(FeatureState):
+class McpLookups(RequestState):
     """The keys of a request whose answer says who may share it: for its own client, and for all clients.
 
     A request that is not looked up has none.

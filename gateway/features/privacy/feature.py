@@ -8,7 +8,7 @@ from typing import Any
 from gateway.calls import Call
 from gateway.config.policy.model import Route
 from gateway.config.validation import Problem
-from gateway.context import FeatureState, Handler, RequestContext
+from gateway.context import Handler, RequestContext, RequestState
 from gateway.feature import Core, Feature, FeatureStep, Place, Runtime, Unsupported
 from gateway.features.privacy.rule import SUMMARY, PrivacyRule, privacy_problems
 from gateway.messages import Response
@@ -17,7 +17,7 @@ from gateway.steps.guard import skip
 from gateway.steps.parse_and_route import Reader
 
 
-class PersonalData(FeatureState):
+class PersonalData(RequestState):
     """The kinds of personal data that the route of a request looks for and that the request has."""
 
     __slots__ = ("kinds",)

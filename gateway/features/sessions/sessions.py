@@ -13,7 +13,7 @@ import orjson
 from gateway.bounded_cache import BoundedCache
 from gateway.calls import Call
 from gateway.config.policy.model import Route, Target
-from gateway.context import FeatureState, RequestContext
+from gateway.context import RequestContext, RequestState
 from gateway.entries import Vector
 from gateway.feature import Runtime
 from gateway.features.sessions.hold import hold, next_state, outcome_of
@@ -86,7 +86,7 @@ class SessionMetrics:
         )
 
 
-class SessionChoice(FeatureState):
+class SessionChoice(RequestState):
     """The effect of the session on the choice of a backend; None: nothing is chosen yet."""
 
     __slots__ = ("effect",)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from gateway.cache.keys import asker_digest, framed
-from gateway.context import FeatureState, RequestContext
+from gateway.context import RequestContext, RequestState
 from gateway.entries import Entry
 from gateway.features.trust.rule import TrustRule
 
 HALF = 32  # hex digits of each digest: 128 bits
 
 
-class Unconfirmed(FeatureState):
+class Unconfirmed(RequestState):
     """The stored answers of other clients that the fresh answer of a request may confirm."""
 
     __slots__ = ("entries",)
