@@ -23,7 +23,7 @@ from bench.fixtures import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, run
 from bench.protocols import QUESTION
-from gateway.config.api_keys import digest_of
+from gateway.config.key_format import digest_of
 from tests.fixtures.stores import outside_server
 
 STATIC = "sk-of-the-configuration"

@@ -147,7 +147,7 @@ class Gateway:
             self.erasures,
             self._deployment,
             self.features,
-            self.access.key_cache,
+            self.access.keys,
             self.policies,
             lambda: self.policy,
             lambda: self.parts,
@@ -221,7 +221,7 @@ class Gateway:
                 self.parts,
                 self._current,
                 self._observer,
-                access.key_cache,
+                access.is_valid,
                 access.authenticate,
                 endpoints,
                 self.inflight,
@@ -234,7 +234,7 @@ class Gateway:
         """Return the jobs. Their pipeline has no limit on concurrency, because the job workers bound that. The client
         was identified when the job was accepted. Raise `StartupError`."""
         access, parts = self.access, self.parts
-        steps = SharedSteps(parts, self._current, self._observer, access.key_cache, access.authenticate_job)
+        steps = SharedSteps(parts, self._current, self._observer, access.is_valid, access.authenticate_job)
         pipeline = shared_pipeline(steps, parts.telemetry.failures, for_jobs=True)
         return Jobs(
             JobsCore(

@@ -31,9 +31,9 @@ from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
 from gateway.cache.stores import Stores
 from gateway.config import AuthConfig, Config
-from gateway.config.api_keys import digest_of, is_well_formed
 from gateway.config.auth import OidcConfig
 from gateway.config.environment import read_secret
+from gateway.config.key_format import digest_of, is_well_formed
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
 from gateway.errors import StartupError, Unauthorized
@@ -44,9 +44,10 @@ from gateway.observability.sampler import Tracing
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
-from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
+from gateway.steps.authenticate import AuthThrottle, PassthroughAuth
+from gateway.steps.authenticate_job import JobAuth
 from gateway.steps.fleet import ChangeFollower
-from gateway.steps.key_cache import KeyCache
+from gateway.steps.key_lookup import REJECTION_MESSAGES, ApiKeys
 from gateway.steps.parts import Parts
 from gateway.steps.shared_tenants import TenantsOfKeys
 from gateway.tasks import run_in
@@ -62,10 +63,10 @@ class Access:
         auth, server = config.auth, config.server
         token = read_secret(environ, auth.admin_token_env, "auth.admin_token_env")
         failures = AuthThrottle(clock.monotonic)
-        self.key_cache = KeyCache(stores.keys, _configured(auth), clock, telemetry, grace_s=auth.key_grace)
+        self.keys = ApiKeys(stores.redis, _configured(auth), clock, telemetry, auth.key_grace)
         file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
         audit_trail = AuditTrail(file, stores.removals, telemetry)
-        checks = [_key_check(self.key_cache)]
+        checks = [_key_check(self.keys)]
         if auth.oidc is not None:
             checks.append(_token_check(auth.oidc, clock))
         allow_anonymous = token is None and auth.oidc is None
@@ -78,21 +79,28 @@ class Access:
         self._failures = AuthThrottle(clock.monotonic)
         self._telemetry = telemetry
 
+    @property
+    def is_valid(self) -> Callable[[Principal], bool]:
+        """Tells without a lookup whether a principal is as good as when it was found. Without keys there is none."""
+        return self.keys.open().is_valid if self._keys_required else _never
+
     def authenticate(self, inner: Handler) -> Handler:
         """Return the authentication step for client requests."""
         if not self._keys_required:
             return PassthroughAuth(inner, self._rules, self.tenants_of_keys).__call__
-        return ApiKeyAuth(inner, self._rules, self.key_cache, self._failures, self._telemetry).__call__
+        return self.keys.authentication(inner, self._rules, self._failures)
 
     def authenticate_job(self, inner: Handler) -> Handler:
         """Return the authentication step for requests that run on behalf of clients."""
-        return JobAuth(inner, self._rules, self.key_cache).__call__
+        return JobAuth(inner, self._rules, self.keys).__call__
 
     async def begin(self, stack: AsyncExitStack) -> None:
         """Follow the keys in the store until `stack` closes."""
-        await self.key_cache.refresh()
-        stack.push_async_callback(self.key_cache.close)
-        run_in(stack, self.key_cache.run())
+        await self.keys.begin(stack)
+
+
+def _never(_: Principal) -> bool:
+    return False
 
 
 def _configured(auth: AuthConfig) -> dict[str, Principal]:
@@ -107,11 +115,11 @@ def _token_check(oidc: OidcConfig, clock: Clock) -> Check:
     return check
 
 
-def _key_check(key_cache: KeyCache) -> Check:
+def _key_check(keys: ApiKeys) -> Check:
     async def check(text: str) -> Actor | None:
         if not is_well_formed(text):
             return None
-        principal = await key_cache.find(digest_of(text))
+        principal = await (await keys.lookup()).find(digest_of(text))
         if not isinstance(principal, Principal):
             raise Unauthorized(REJECTION_MESSAGES[principal])
         return Actor(principal.name, principal.role, "key", principal.tenant)

@@ -57,7 +57,7 @@ ACCOUNT = ":nearhit-account"
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A client with the rights of its key. `generation` is that of the keys when the store was read
-    (`gateway.steps.key_cache`)."""
+    (`gateway.features.keys.cache`)."""
 
     id: str  # of the key, or "" for a key of the configuration
     name: str

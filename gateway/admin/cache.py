@@ -16,7 +16,6 @@ from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import int_parameter, json_errors, json_response, parse_object, parse_section
 from gateway.cache.purge import PurgeIncomplete, PurgeRequest, PurgeResult
-from gateway.config.api_keys import listed_keys
 from gateway.config.errors import format_value
 from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
@@ -51,7 +50,7 @@ class PurgeValidation:
     async def _tenants_with_keys(self, configured: Collection[str]) -> Collection[str] | None:
         """Return the names of all tenants with a key. Return None if the store does not answer."""
         try:
-            return sorted({*configured, *(key.tenant for key in await listed_keys(self.core.stores.keys))})
+            return sorted({*configured, *await (await self.core.keys.lookup()).tenants()})
         except StoreUnavailable:
             return None
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway.admin.audit import AUDIT_FIELDS, AuditTrail
 from gateway.admin.responses import Handler, json_response
 from gateway.admin.static_files import is_page
-from gateway.config.api_keys import PATTERN
+from gateway.config.key_format import PATTERN
 from gateway.config.units import Address
 from gateway.errors import Forbidden, GatewayError, TooManyAuthFailures, Unauthorized
 from gateway.observability.telemetry import Telemetry

@@ -21,7 +21,7 @@ from gateway.feature import Features
 from gateway.pipeline import Deployment
 from gateway.ports import Clock
 from gateway.steps.erasures import Erasures
-from gateway.steps.key_cache import KeyCache
+from gateway.steps.key_lookup import ApiKeys
 from gateway.steps.parts import Parts
 
 OPERATIONS = Extensions(
@@ -65,7 +65,7 @@ class AdminCore:
     erasures: Erasures | None  # None: there is no secret, so nothing names those who caused it
     deployment: Deployment
     features: Features
-    key_cache: KeyCache
+    keys: ApiKeys
     policies: PolicyManager
     policy: Callable[[], Policy]  # returns the one in force
     parts: Callable[[], Parts]  # returns those in force: a reference would keep a former index in memory

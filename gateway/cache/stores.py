@@ -9,7 +9,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.client import CONNECT_S, StoreAccess, connect
 from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
@@ -50,7 +49,6 @@ class Stores:
     client: Any  # of the same server, for the scripts of features
     file: AppendOnlyFile
     removals: RedisPurges
-    keys: RedisApiKeys
     server: ValkeySupervisor | None
     shared: SharedStore | None  # None if no other gateway is on this store
 
@@ -117,7 +115,6 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         client=client,
         file=AppendOnlyFile(redis, owned=url.startswith("unix://")),  # also that of the supervisor of workers
         removals=RedisPurges(redis),
-        keys=RedisApiKeys(redis),
         server=server,
         shared=None if replicas is None else replicas.open_shared(redis, client, journal, config.store.timeout),
     )

@@ -16,6 +16,7 @@ from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.entries import Entry, Lifetime
 from gateway.observability.observer import Observer
+from gateway.principal import Principal
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
@@ -27,7 +28,6 @@ from gateway.steps.dispatch import Call, Dispatch, Mirror
 from gateway.steps.error_boundary import ErrorBoundary, Inflight
 from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache, LeasedLookup
 from gateway.steps.exact_fast_path import ExactFastPath
-from gateway.steps.key_cache import KeyCache
 from gateway.steps.list_models import ModelList
 from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
@@ -51,7 +51,7 @@ class SharedSteps:
     parts: Parts
     table: Callable[[], RouteTable]
     observer: Observer
-    key_cache: KeyCache
+    is_valid: Callable[[Principal], bool]  # tells whether a principal is as good as when it was found
     authentication: Callable[[Handler], Handler]
     endpoints: Sequence[Endpoint] = ()
     inflight: Inflight | None = None
@@ -64,7 +64,7 @@ class SharedSteps:
             self.table,
             self.observer,
             parts.clock,
-            self.key_cache.is_valid,
+            self.is_valid,
             self.inflight,
             parts.telemetry.failures,
         ).__call__

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
 
 from gateway.bounded_cache import BoundedCache
-from gateway.config.api_keys import PREFIX, digest_of, is_well_formed
-from gateway.context import Handler, RequestContext, resolve_response
+from gateway.context import Handler, RequestContext
 from gateway.credentials import ANONYMOUS, CredentialRules
-from gateway.errors import TooManyAuthFailures, Unauthorized
 from gateway.messages import Response
-from gateway.observability.telemetry import Telemetry
-from gateway.principal import ACCOUNT, HEADER, Principal
 from gateway.request_fields import Client
-from gateway.steps.key_cache import KeyCache, LookupResult
 from gateway.steps.shared_tenants import AnonymousHits, TenantsOfKeys
 
 # How often an address may send invalid credentials. This bounds guesses, and the store lookups that they cause.
@@ -67,14 +61,6 @@ def network_of(address: str) -> str:
     return str(IPv6Address(int(result) >> 64 << 64))
 
 
-REJECTION_MESSAGES = {
-    "unknown": "the API key is not known",
-    "expired": "the API key has expired",
-    "revoked": "the API key was revoked",
-    "mistyped": "the API key is cut or mistyped: its checksum does not fit",
-}
-
-
 def client_of(request: RequestContext, rules: CredentialRules) -> Client:
     """Return the client as its credentials show it. They are read once for each head, which includes the query."""
     client = request.head.client
@@ -103,81 +89,3 @@ class PassthroughAuth:
         if client.tenant is not ANONYMOUS or self._anonymous.has_warned:
             return self._inner(request)
         return self._anonymous.watch(request, self._inner(request))
-
-
-class ApiKeyAuth:
-    """Checks the credentials in the gateway. `failures` bounds the lookups of invalid keys by address. A key that is
-    known already is served regardless of earlier failures from its address."""
-
-    def __init__(
-        self,
-        inner: Handler,
-        rules: CredentialRules,
-        key_cache: KeyCache,
-        failures: AuthThrottle,
-        telemetry: Telemetry,
-    ) -> None:
-        self._inner = inner
-        self._rules = rules
-        self._key_cache = key_cache
-        self._failures = failures
-        self._telemetry = telemetry
-
-    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        client = client_of(request, self._rules)
-        text = client.credentials.listed_key
-        if text is None:
-            self._telemetry.auth_failures.add("data", "missing")
-            raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
-        digest = digest_of(text)  # a lookup by full hash: its timing reveals nothing about a key
-        permit = self._key_cache.cached(digest)
-        if permit is None:
-            request.require_capacity()
-            return self._look_up(request, client, text, digest)
-        return self._admit(request, client, permit)
-
-    def _admit(self, request: RequestContext, client: Client, permit: Principal) -> Response | Awaitable[Response]:
-        if client.permit is not permit:
-            client = request.head.client = Client(
-                permit.tenant, permit.tenant, client.credentials, permit, permit.read_only
-            )
-        request.client = client
-        return self._inner(request)
-
-    async def _look_up(self, request: RequestContext, client: Client, text: str, digest: str) -> Response:
-        """Raise `Unauthorized`, `TooManyAuthFailures`, or `Overloaded` if the store does not answer."""
-        wait_s = self._failures.wait_s(request.client_address)
-        if wait_s is not None:
-            self._telemetry.auth_failures.add("data", "too-many")
-            raise TooManyAuthFailures(retry_after_s=wait_s)
-        if is_well_formed(text):
-            result: LookupResult = await self._key_cache.find(digest)
-        else:
-            result = "mistyped" if text.startswith(PREFIX) else "unknown"
-        if not isinstance(result, Principal):
-            self._failures.failed(request.client_address)
-            self._telemetry.auth_failures.add("data", result)
-            raise Unauthorized(REJECTION_MESSAGES[result])
-        return await resolve_response(self._admit(request, client, result))
-
-
-class JobAuth:
-    """Authenticates a job when it runs, with the current permissions of the key that submitted it."""
-
-    def __init__(self, inner: Handler, rules: CredentialRules, key_cache: KeyCache) -> None:
-        self._inner = inner
-        self._rules = rules
-        self._key_cache = key_cache
-
-    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        tenant, shown = request.client.tenant, client_of(request, self._rules).credentials
-        request.client = Client(tenant, request.headers.get(ACCOUNT, tenant), shown)
-        identity = request.headers.get(HEADER)
-        return self._inner(request) if identity is None else self._look_up(request, identity)
-
-    async def _look_up(self, request: RequestContext, identity: str) -> Response:
-        result = await self._key_cache.find_by_id(identity)
-        if not isinstance(result, Principal):
-            raise Unauthorized(REJECTION_MESSAGES[result])
-        request.client = replace(request.client, permit=result, read_only=result.read_only)
-        return await resolve_response(self._inner(request))

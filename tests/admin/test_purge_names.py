@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.cache import MAX_LISTED_NAMES, unknown_name_message
-from gateway.config.api_keys import digest_of
+from gateway.config.key_format import digest_of
 from tests.admin.keys import ADMIN, admin, bearer, create, keyed
 from tests.admin.test_purge import PLAIN, purge
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of, recovered, store_pid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.api_keys import ALPHABET, PATTERN, digest_of, is_well_formed, new_key
+from gateway.config.key_format import ALPHABET, PATTERN, digest_of, is_well_formed, new_key
 
 CHARACTERS = st.sampled_from(ALPHABET)
 

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from aiohttp import WSMsgType, web
 
-from gateway.config.api_keys import digest_of
+from gateway.config.key_format import digest_of
 from gateway.dialects.openai.responses_answers import events_of
 from gateway.http_server import responses_socket
 from gateway.observability.access_log import AccessLog

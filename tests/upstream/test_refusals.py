@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.config.api_keys import digest_of
+from gateway.config.key_format import digest_of
 from gateway.messages import FullBody, Response
 from gateway.upstream.backoff import MAX_SCOPE
 from gateway.upstream.refusals import REFUSED_S, Refused, refused

@@ -1,1 +1,1 @@
-"""API keys in the store: the admin operations and the command. The core looks keys up (`gateway.steps.key_cache`)."""
+"""API keys in the store: their records, the lookup, the step that requires one, the admin operations, the command."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,13 @@ from gateway.admin.middleware import actor_of
 from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section, read_body
-from gateway.config.api_keys import (
+from gateway.config.fields import Name, Text
+from gateway.config.key_format import digest_of, new_key
+from gateway.config.policy.limits import LimitRules
+from gateway.config.units import Duration, DurationOrOff
+from gateway.config.validation import Problem, Section, one_of
+from gateway.errors import BadRequest, NotFound, Overloaded
+from gateway.features.keys.records import (
     ApiKey,
     CacheAccess,
     KeyChange,
@@ -25,20 +31,13 @@ from gateway.config.api_keys import (
     KeyUnreadable,
     VersionConflict,
     decode,
-    digest_of,
     encode,
     key_json,
     listed_keys,
-    new_key,
 )
-from gateway.config.fields import Name, Text
-from gateway.config.policy.limits import LimitRules
-from gateway.config.units import Duration, DurationOrOff
-from gateway.config.validation import Problem, Section, one_of
-from gateway.errors import BadRequest, NotFound, Overloaded
+from gateway.features.keys.redis import RedisApiKeys
 from gateway.ports import Clock
 from gateway.principal import Role
-from gateway.steps.key_cache import KeyCache
 
 # Requests of operators, and the changes that they make to a key. Pure.
 MAX_SECRETS = 4
@@ -178,9 +177,10 @@ class KeyAdmin:
     Every method raises a `GatewayError` if it refuses, and `StoreUnavailable` if the store fails and nothing was done.
     """
 
-    def __init__(self, store: KeyStore, key_cache: KeyCache, clock: Clock) -> None:
+    def __init__(self, store: KeyStore, refresh: Callable[[], Awaitable[None]], clock: Clock) -> None:
+        """`refresh` lets this gateway hear of a change at once."""
         self._store = store
-        self._key_cache = key_cache
+        self._refresh = refresh
         self._clock = clock
 
     async def listed(self) -> Sequence[ApiKey]:
@@ -243,7 +243,7 @@ class KeyAdmin:
         new = None if key is None else encode(key)
         change = KeyChange(some.id, data, new, sorted(digests - former), sorted(former - digests))
         durable = await self._store.swap(change, synced=synced)
-        await self._key_cache.refresh()
+        await self._refresh()
         return durable
 
     async def _evict_expired(self, now: float) -> None:
@@ -333,7 +333,7 @@ class KeysAdmin:
     """`KeysAdmin` serves `/admin/keys`."""
 
     def __init__(self, core: AdminCore) -> None:
-        self._keychain = KeyAdmin(core.stores.keys, core.key_cache, core.clock)
+        self._keychain = KeyAdmin(RedisApiKeys(core.stores.redis), core.keys.refresh, core.clock)
         self._clock = core.clock
         self._keys_required = core.config.auth.mode == "keys"  # on the data port
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.api_keys import RedisApiKeys
-from gateway.config.api_keys import digest_of, new_key
+from gateway.config.key_format import digest_of, new_key
 from gateway.errors import StoreUnavailable
+from gateway.features.keys.redis import RedisApiKeys
 from gateway.steps.authenticate import BURST
 from tests.admin.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed
 from tests.features.jobs.asking import over, submit
@@ -309,3 +309,14 @@ async def test_a_key_that_is_not_there_is_not_found(served: Served) -> None:
         assert answer.status == 404
         assert name not in answer.json["error"] or name == "key_0123456789abcdef"
     assert AS_ADMIN["Authorization"] not in answer.json["error"]
+
+
+async def test_an_operator_s_key_opens_the_lookup_where_clients_need_none(upstream: Upstream, tmp_path: Path) -> None:
+    config = keyed(tmp_path, upstream, auth={"mode": "passthrough"})
+    async with gateway_of(config, EXACT_CACHE, ADMIN) as served:
+        made = await create(served, role="operate")
+        assert served.gateway.access.keys._lookup is None
+        assert (await admin(served, "GET", "/admin/stats", headers=bearer(made["key"]))).status == 200
+        assert served.gateway.access.keys._lookup is not None
+        await admin(served, "POST", f"/admin/keys/{made['id']}/revoke")
+        assert (await admin(served, "GET", "/admin/stats", headers=bearer(made["key"]))).status == 401

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.config.api_keys import KeyChange, VersionConflict, digest_of, new_key
+from gateway.config.key_format import digest_of, new_key
 from gateway.errors import Overloaded, StoreUnavailable
+from gateway.features.keys import cache
 from gateway.features.keys.admin import KeyAdmin, KeyRotation, KeySpec, KeyUpdate
+from gateway.features.keys.cache import MAX_AGE_S, KeyCache
+from gateway.features.keys.records import KeyChange, VersionConflict
+from gateway.features.keys.redis import RedisApiKeys
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import Principal
-from gateway.steps import key_cache
-from gateway.steps.key_cache import MAX_AGE_S, KeyCache
 from tests.admin.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, PATIENT_S, gateway_of
@@ -63,7 +64,7 @@ async def test_a_key_that_another_gateway_ends_is_believed_for_a_second_at_most(
     """Also where its version cannot be asked for: then each use asks the store."""
     clock = FakeClock()
     here, there = keyring_of(store, clock), keyring_of(store, clock)
-    chain = KeyAdmin(store, there, clock)
+    chain = KeyAdmin(store, there.refresh, clock)
     key, text = await chain.create(WANTED, {}, "test")
     await here.refresh()
     permit = await here.find(digest_of(text))
@@ -85,7 +86,7 @@ async def test_what_is_no_key_is_asked_for_once_until_a_key_changes(store: Redis
     for _ in range(3):
         assert await keyring.find(stranger) == "unknown"
     assert keyring._telemetry.key_lookups.values == {("absent",): 1}
-    await KeyAdmin(store, keyring, FakeClock()).create(WANTED, {}, "test")
+    await KeyAdmin(store, keyring.refresh, FakeClock()).create(WANTED, {}, "test")
     assert await keyring.find(stranger) == "unknown"
     assert keyring._telemetry.key_lookups.values == {("absent",): 2}
 
@@ -93,10 +94,10 @@ async def test_what_is_no_key_is_asked_for_once_until_a_key_changes(store: Redis
 async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
     store: RedisApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_cache, "MAX_KNOWN", 5)
-    monkeypatch.setattr(key_cache, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(cache, "MAX_KNOWN", 5)
+    monkeypatch.setattr(cache, "MAX_UNKNOWN", 3)
     keyring = keyring_of(store, FakeClock())
-    chain = KeyAdmin(store, keyring, FakeClock())
+    chain = KeyAdmin(store, keyring.refresh, FakeClock())
     texts = [(await chain.create(WANTED, {}, "test"))[1] for _ in range(7)]
     for text in texts:
         await keyring.find(digest_of(text))
@@ -108,7 +109,7 @@ async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
 
 async def test_a_crowd_that_shows_one_key_asks_once(store: RedisApiKeys) -> None:
     keyring = keyring_of(store, FakeClock())
-    _, text = await KeyAdmin(store, keyring, FakeClock()).create(WANTED, {}, "test")
+    _, text = await KeyAdmin(store, keyring.refresh, FakeClock()).create(WANTED, {}, "test")
     found = await asyncio.gather(*(keyring.find(digest_of(text)) for _ in range(50)))
     assert all(isinstance(each, Principal) for each in found)
     assert keyring._telemetry.key_lookups.values == {("found",): 1}
@@ -119,7 +120,7 @@ async def test_grace_counts_from_when_the_store_last_confirmed_a_key(
 ) -> None:
     clock = FakeClock()
     keyring = keyring_of(store, clock)
-    chain = KeyAdmin(store, keyring, clock)
+    chain = KeyAdmin(store, keyring.refresh, clock)
     _, text = await chain.create(WANTED, {}, "test")
     await keyring.find(digest_of(text))
     clock.advance(3600)  # an hour in which the store has said all the time that nothing changed
@@ -140,7 +141,7 @@ async def test_grace_counts_from_when_the_store_last_confirmed_a_key(
 
 async def test_two_who_change_a_key_at_once_both_do(store: RedisApiKeys) -> None:
     clock = FakeClock()
-    chain = KeyAdmin(store, keyring_of(store, clock), clock)
+    chain = KeyAdmin(store, keyring_of(store, clock).refresh, clock)
     key, _ = await chain.create(WANTED, {}, "test")
     await asyncio.gather(
         chain.rotate(key.id, KeyRotation()),

@@ -11,8 +11,8 @@ from gateway.adapters.redis.cluster import client_for_key
 from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
-from gateway.config.api_keys import KeyChange, VersionConflict
 from gateway.errors import StoreUnavailable
+from gateway.features.keys.records import KeyChange, VersionConflict
 
 TIMEOUT_S = 5.0  # an operator can wait longer than a request
 POLL_TIMEOUT_S = 0.25

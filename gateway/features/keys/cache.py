@@ -11,23 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
-from gateway.config.api_keys import ApiKey, KeyStore, KeyUnreadable, decode
 from gateway.errors import Overloaded, StoreUnavailable
+from gateway.features.keys.records import (
+    ApiKey,
+    KeyStore,
+    KeyUnreadable,
+    decode,
+    listed_keys,
+)
+from gateway.features.keys.redis import RedisApiKeys
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import CONFIGURED, Principal
+from gateway.steps.key_lookup import ApiKeys, LookupResult
 
 LOG = logging.getLogger("nearhit.keys")
 POLL_S = 0.25
 MAX_AGE_S = 1.0
 MAX_KNOWN = 10_000  # keys; 1 kB each
 MAX_UNKNOWN = 1_000  # digests of invalid keys; kept apart, so that they evict no key
-LookupResult = Principal | str
-"""The principal of a key, or why there is none: `unknown`, `expired`, `revoked`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,10 @@ class KeyCache:
     async def find_by_id(self, identity: str) -> LookupResult:
         """Look up a key by its id, for work that was accepted while the key was valid. Raise as `find`."""
         return await self._lookup(identity, lambda: self._store.by_id(identity), None)
+
+    async def tenants(self) -> Collection[str]:
+        """Return the tenants with a key in the store. Raise `StoreUnavailable`."""
+        return {key.tenant for key in await listed_keys(self._store)}
 
     async def run(self) -> None:
         while True:
@@ -181,3 +191,8 @@ class KeyCache:
         if key.generation == self._generation - 1:
             return max(key.requested_at, self._superseded)
         return key.requested_at
+
+
+def open_lookup(keys: ApiKeys) -> KeyCache:
+    """Build the lookup of a gateway."""
+    return KeyCache(RedisApiKeys(keys.store), keys.configured, keys.clock, keys.telemetry, grace_s=keys.grace_s)
