@@ -162,7 +162,6 @@ class Gateway:
             before_stats=self.figures.refresh,
             listening_socket=admin_socket(worker_environment),
             routes=[
-                *self.access.admin,
                 *self.dashboard.routes(),
                 *self.routing.routes(),
                 *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),

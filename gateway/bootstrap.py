@@ -17,8 +17,7 @@ from aiohttp import web
 
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.timeline import RedisTimeline
-from gateway.adapters.system.audit_file import AuditFile
-from gateway.admin.audit import AuditTrail
+from gateway.admin.audit import AuditPort
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
 from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
@@ -64,15 +63,13 @@ class Access:
         token = read_secret(environ, auth.admin_token_env, "auth.admin_token_env")
         failures = AuthThrottle(clock.monotonic)
         self.keys = ApiKeys(stores.redis, _configured(auth), clock, telemetry, auth.key_grace)
-        file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
-        audit_trail = AuditTrail(file, stores.removals, telemetry)
         checks = [_key_check(self.keys)]
         if auth.oidc is not None:
             checks.append(_token_check(auth.oidc, clock))
         allow_anonymous = token is None and auth.oidc is None
         authenticator = Authenticator(token, checks, failures, telemetry, allow_anonymous=allow_anonymous)
-        self.guard = AccessMiddleware(server.admin, server.admin_hosts, authenticator, audit_trail, clock)
-        self.admin = audit_trail.routes()
+        audit = AuditPort(config, stores.redis, telemetry)
+        self.guard = AccessMiddleware(server.admin, server.admin_hosts, authenticator, audit, clock)
         self._keys_required = auth.mode == "keys"
         self._rules = auth.credential_rules
         self.tenants_of_keys = TenantsOfKeys()

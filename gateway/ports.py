@@ -334,11 +334,6 @@ class RemovalStore(Protocol):
     async def delete(self, fingerprints: Sequence[str]) -> int:
         """Delete entries, also those of former versions. Return how many existed."""
 
-    async def add_audit(self, line: bytes) -> None: ...
-
-    async def audits(self, limit: int) -> Sequence[bytes]:
-        """Return audit lines, youngest first. Their number is bounded: the oldest are deleted."""
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignEntry:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.audit import AUDIT_FIELDS, AuditTrail
+from gateway.admin.audit import AUDIT_FIELDS, AuditPort
 from gateway.admin.responses import Handler, json_response
 from gateway.admin.static_files import is_page
 from gateway.config.key_format import PATTERN
@@ -153,13 +153,13 @@ class AccessMiddleware:
         address: Address,
         hosts: Sequence[str],
         authenticator: Authenticator,
-        audit_trail: AuditTrail,
+        audit: AuditPort,
         clock: Clock,
     ) -> None:
         self._address = address
         self._hosts = frozenset(hosts)
         self._authenticator = authenticator
-        self._audit_trail = audit_trail
+        self._audit = audit
         self._clock = clock
 
     @web.middleware
@@ -174,7 +174,8 @@ class AccessMiddleware:
             actor = await self._authenticator.authenticate(request)
         except GatewayError as error:
             if isinstance(error, Unauthorized | Forbidden) and _credentials(request):
-                self._audit_trail.record(self._entry(request, endpoint, None, error.status))
+                trail = await self._audit.opened()
+                trail.record(self._entry(request, endpoint, None, error.status))
             return _error_response(error)
         request[ACTOR], request[AUDIT_FIELDS] = actor, {}
         if request.method not in SAFE and _is_cross_site(request):
@@ -194,7 +195,7 @@ class AccessMiddleware:
         self, request: web.Request, handler: Handler, endpoint: str, actor: Actor
     ) -> web.StreamResponse:
         """Call the handler and record the outcome, also if the connection is cut."""
-        status = 0
+        status, trail = 0, await self._audit.opened()
         try:
             response = await handler(request)
             status = response.status
@@ -207,13 +208,14 @@ class AccessMiddleware:
         finally:
             line = None
             if not request[AUDIT_FIELDS].pop("look", False):
-                line = self._audit_trail.record(self._entry(request, endpoint, actor, status))
+                line = trail.record(self._entry(request, endpoint, actor, status))
         if line is not None:
-            await self._audit_trail.publish(line)
+            await trail.publish(line)
         return response
 
     async def _refuse(self, request: web.Request, endpoint: str, actor: Actor, sentence: str) -> web.StreamResponse:
-        await self._audit_trail.publish(self._audit_trail.record(self._entry(request, endpoint, actor, 403)))
+        trail = await self._audit.opened()
+        await trail.publish(trail.record(self._entry(request, endpoint, actor, 403)))
         return json_response({"error": sentence}, 403)
 
     def _entry(self, request: web.Request, endpoint: str, actor: Actor | None, status: int) -> dict[str, Any]:

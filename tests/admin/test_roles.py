@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from gateway.adapters.system.audit_file import AuditFile
 from gateway.admin.middleware import AUDITED_GETS, READ_ONLY_POSTS, ROLES, is_audited
 from gateway.admin.static_files import is_page
 from gateway.principal import Role
@@ -139,28 +137,6 @@ def test_a_failure_is_forgotten_after_its_interval() -> None:
 )
 def test_of_ipv6_a_network_counts_as_one(address: str, network: str) -> None:
     assert network_of(address) == network
-
-
-def test_the_trail_is_bounded_and_read_from_its_end(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path, max_bytes=100, files=3)
-    lines = [json.dumps({"number": i, "pad": "x" * 20}).encode() for i in range(20)]
-    for line in lines:
-        file.append(line)
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
-    assert all((tmp_path / name).stat().st_size <= 100 for name in kept)
-    latest = file.latest(100)
-    assert latest == lines[::-1][: len(latest)]
-    assert len(latest) >= 4
-    assert file.latest(2) == lines[::-1][:2]
-
-
-def test_a_line_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path, max_bytes=10**6, files=1)
-    lines = [b"a" * 70_000, b"b", b"c" * 200_000]
-    for line in lines:
-        file.append(line)
-    assert file.latest(10) == lines[::-1]
 
 
 async def test_a_trail_that_cannot_be_written_is_in_the_log_and_counted(served: Served, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gateway.adapters.redis import durability, entry_pages, purge
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis.purge import MAX_AUDIT, RedisPurges
+from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.errors import StoreUnavailable
@@ -112,13 +112,6 @@ async def test_the_latest_expiry_is_that_of_all_entries(opened: Opened) -> None:
     for entry in entries:
         await opened.store.put(entry, None)
     assert await opened.removals.latest_expiry() == pytest.approx(entries[2].expires)
-
-
-async def test_the_audit_trail_is_bounded_and_the_youngest_come_first(opened: Opened) -> None:
-    for i in range(MAX_AUDIT + 5):
-        await opened.removals.add_audit(str(i).encode())
-    assert await opened.removals.audits(2) == [b"1004", b"1003"]
-    assert len(await opened.removals.audits(5_000)) == MAX_AUDIT
 
 
 async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_does_not_open_the_breaker() -> None:

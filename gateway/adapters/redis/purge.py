@@ -1,4 +1,4 @@
-"""Bans, the audit trail and the scan of all entries, on the server that stores the answers.
+"""Bans and the scan of all entries, on the server that stores the answers.
 
 The limits here suit an operator, who can wait a little longer than a request.
 """
@@ -13,15 +13,12 @@ from typing import Any
 from gateway.adapters.redis.cluster import client_for_key
 from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.entry_pages import read_entries
-from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.records import VERSION, RecordInvalid
 from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
 from gateway.entries import EmbeddedVector, Entry
 from gateway.errors import StoreUnavailable
 from gateway.ports import ChangeKind
 
-AUDIT = PREFIX + "audit"
-MAX_AUDIT = 1_000
 TIMEOUT_S = 5.0
 POLL_TIMEOUT_S = 0.25
 # Maximum step of the version. Steps are random: after a failover that lost the last steps, a new version must not equal
@@ -106,18 +103,6 @@ class RedisPurges:
     async def delete(self, fingerprints: Sequence[str]) -> int:
         former = [await store.delete(fingerprints) for store in self._store.former()] if self._has_former else []
         return await self._store.delete(fingerprints) + sum(former)
-
-    async def add_audit(self, line: bytes) -> None:
-        async def write(client: Any) -> None:
-            async with client.pipeline(transaction=True) as pipe:
-                pipe.lpush(AUDIT, line)
-                pipe.ltrim(AUDIT, 0, MAX_AUDIT - 1)
-                await pipe.execute()
-
-        await self._store.execute(write, TIMEOUT_S)
-
-    async def audits(self, limit: int) -> list[bytes]:
-        return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
 
     def _record(self, name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
         data, *rest = row

@@ -1,1 +1,1 @@
-"""The audit trail of the admin port: the command."""
+"""The audit trail of the admin port: its file, its list in the store, the admin operation and the command."""
