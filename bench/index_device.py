@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bench.index_start import SCOPE, fingerprint
 from bench.questions import DIMENSION, Matrix, Questions
 from gateway.adapters.faiss.checkpoint import CheckpointChunk, InvertedLists
-from gateway.adapters.faiss.gpu_partition import Device
+from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import Slice
 from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, IndexPlan, train_centroids

@@ -17,7 +17,7 @@ from bench.gpu.weights import published_model
 
 INDEX = (
     "tests/contracts/test_vector_index.py",
-    "tests/adapters/test_gpu_partition.py::test_a_gpu_finds_what_the_cpu_finds",
+    "tests/features/gpu_index/test_partition.py::test_a_gpu_finds_what_the_cpu_finds",
 )
 DEVICE_VARIABLE = "NEARHIT_TEST_DEVICE"
 

@@ -19,9 +19,10 @@ from bench.gpu.inventory import gpu_memory_mb
 from bench.gpu.record import Record, Skipped, StageOptions, stage_arguments
 from bench.gpu.sessions import time_calls
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss.gpu_partition import SCRATCH_BYTES, CudaDevice, Device
+from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.partition import empty_lists
 from gateway.adapters.faiss.rebuilder import IndexPlan
+from gateway.features.gpu_index.partition import SCRATCH_BYTES, CudaDevice
 from tests.fixtures.faiss_device import CpuDevice
 
 K, ASKED, ADDED, BATCH = 4, 1024, 1024, 64

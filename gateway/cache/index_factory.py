@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from gateway.adapters.faiss.checkpoint import PartitionKind
+from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.cache.index_checkpoints import IndexCheckpoints, checkpoints_of
 from gateway.config import Config
 from gateway.config.schema import INDEXES
 from gateway.errors import IndexUnavailable, StartupError
 from gateway.ports import Clock, Embedder, VectorIndex
-
-if TYPE_CHECKING:
-    from gateway.adapters.faiss.gpu_partition import Device
 
 
 class IndexOpener(Protocol):
@@ -74,7 +72,7 @@ def build_device(name: str) -> Device | None:
     """Return the device, or None for the CPU. Raise `StartupError` where the named GPU cannot be used."""
     if name == "cpu":
         return None
-    device: Device = import_module("gateway.adapters.faiss.gpu_partition").CudaDevice(name)
+    device: Device = import_module("gateway.features.gpu_index.partition").CudaDevice(name)
     return device
 
 

@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from gateway.__main__ import main
-from gateway.adapters.faiss import gpu_partition
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
 from gateway.cli.doctor import command, network, store
+from gateway.features.gpu_index import partition as gpu_partition
 from tests.fixtures.gateways import BOTH_CACHES
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer, self_signed

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
+from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.rebuilder import IndexPlan
 from gateway.entries import Neighbour, Vector
+from gateway.features.gpu_index.partition import CudaDevice
 from gateway.ports import VectorIndex
 from tests.fixtures import cuda
 from tests.fixtures.entries import DIMENSION, vector_of

@@ -189,8 +189,7 @@ class Partition(Protocol):
 
 
 class PartitionCopy(Protocol):
-    """A copy of an inverted file. It gets every change, and is searched instead of the original
-    (`adapters.faiss.gpu_partition`)."""
+    """A copy of an inverted file. It gets every change, and is searched instead of the original."""
 
     @property
     def failed(self) -> bool:

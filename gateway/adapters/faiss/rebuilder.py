@@ -16,12 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
 
+from gateway.adapters.faiss.device import Device, Replica
 from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor, ExecutorClosed
 from gateway.adapters.faiss.partition import (
     FlatPartition,
@@ -158,11 +157,6 @@ def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
         for i in range(0, len(ids), CHUNK):
             yield ids[i : i + CHUNK], vectors[i : i + CHUNK].astype(np.float32)
 
-
-if TYPE_CHECKING:
-    from gateway.adapters.faiss.gpu_partition import Device, GpuReplica
-
-DEVICES = "gateway.adapters.faiss.gpu_partition"  # imported with the device, which only some configurations have
 
 LOG = logging.getLogger("nearhit.index")
 
@@ -301,9 +295,8 @@ class Rebuilder:
         meanwhile."""
         begun = time.perf_counter()
         try:
-            replica: GpuReplica = import_module(DEVICES).GpuReplica(
-                device.copy_to_device(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension
-            )
+            empty = empty_lists(partition.centroids, self._plan.device_probes)
+            replica = device.replica(empty, self._dimension)
             for step in range(partition.steps):
                 self._check()
                 part = _without_newer(self._owner.call(partial(partition.part, step)), journal.first_id)
@@ -358,7 +351,7 @@ class Rebuilder:
         self._contents().replace(journal.scope, successor)
         self._failed.pop(journal.scope, None)
 
-    def _swap_copy(self, journal: _Journal, partition: IvfPartition, replica: GpuReplica) -> None:
+    def _swap_copy(self, journal: _Journal, partition: IvfPartition, replica: Replica) -> None:
         self._take_changes(journal, len(journal.added)).apply(replica)
         if len(replica) > len(partition):
             raise AssertionError(f"{len(replica)} entries in the copy, expected at most {len(partition)}")

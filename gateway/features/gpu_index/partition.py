@@ -41,17 +41,8 @@ class DeviceLists(Protocol):
         k is at most `MAX_RESULTS`."""
 
 
-class Device(Protocol):
-    def copy_to_device(self, empty: Any) -> DeviceLists:
-        """Copy `empty`, an inverted file of FAISS without entries, to the device. Raise RuntimeError if there is no
-        room.
-
-        May be called from another thread than the owner of earlier lists.
-        """
-
-
 class GpuReplica:
-    """`GpuReplica` implements `PartitionCopy`. After a device failure it is no longer used: the partition is then
+    """`GpuReplica` implements `Replica`. After a device failure it is no longer used: the partition is then
     searched on the CPU."""
 
     def __init__(self, lists: DeviceLists, dimension: int, *, batch: int = BATCH) -> None:
@@ -167,12 +158,13 @@ class CudaDevice:
                 "(nvidia-smi lists it), or device: cpu"
             )
 
-    def copy_to_device(self, empty: Any) -> DeviceLists:
+    def replica(self, empty: Any, dimension: int) -> GpuReplica:
         # Each partition has its own resources: one thread at a time may use them, and one partition is filled while
         # others are searched.
         resources = _GPU.StandardGpuResources()
         resources.setTempMemory(SCRATCH_BYTES)
-        return GpuLists(_GPU.index_cpu_to_gpu(resources, self._number, empty), resources)
+        lists = GpuLists(_GPU.index_cpu_to_gpu(resources, self._number, empty), resources)
+        return GpuReplica(lists, dimension)
 
 
 class GpuLists:

@@ -16,14 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.faiss import gpu_partition
 from gateway.adapters.faiss.checkpoint import PartitionKind, read_checkpoint, write_checkpoint
-from gateway.adapters.faiss.gpu_partition import MAX_RESULTS, CudaDevice, Device, GpuReplica
+from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix, empty_lists
 from gateway.adapters.faiss.rebuilder import IndexPlan
 from gateway.config.schema import IndexConfig
 from gateway.errors import StartupError
+from gateway.features.gpu_index import partition as gpu_partition
+from gateway.features.gpu_index.partition import MAX_RESULTS, CudaDevice, GpuReplica
 from gateway.ports import StoredVector
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.faiss_device import CpuDevice

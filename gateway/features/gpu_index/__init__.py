@@ -1,0 +1,1 @@
+"""Copies of large partitions of the index on a GPU (`index.device`)."""
