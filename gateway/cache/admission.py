@@ -43,15 +43,21 @@ def roles_of(call: Call) -> Iterator[object]:
 
 
 def admit_response(
-    rules: AdmitRule, inspection: Inspection, dollars: float, size: int = 0, max_size: int | None = None
+    rules: AdmitRule,
+    inspection: Inspection,
+    dollars: float,
+    size: int = 0,
+    max_size: int | None = None,
+    *,
+    tools: bool = False,
 ) -> Admission:
     """Decide on a finished answer. The call cost `dollars`. `size` and `max_size` are in bytes.
 
-    `cache.tool_calls` judges the names and arguments of the tools that it calls.
+    With `tools` it may call tools; `cache.tool_calls` judges their names and arguments.
 
     Token bounds do not apply to an answer that does not report its tokens.
     """
-    if inspection.admission is not Admission.STORED and not (inspection.admission is Admission.TOOLS and rules.tools):
+    if inspection.admission is not Admission.STORED and not (inspection.admission is Admission.TOOLS and tools):
         return inspection.admission
     tokens = inspection.output_tokens
     if rules.min_tokens is not None and 0 < tokens < rules.min_tokens:

@@ -16,7 +16,7 @@ from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Target
 from gateway.config.policy.parameters import untuned
-from gateway.config.policy.schema import AdmitRule
+from gateway.config.policy.schema import ADMIT_ALL
 from gateway.context import RequestContext
 from gateway.entries import NO_CACHE, Entry
 from gateway.errors import GatewayError, UpstreamStreamError
@@ -31,8 +31,6 @@ from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.quality")
 MAX_BYTES = 1024 * 1024  # of the large model's answer; longer ones are not compared
-
-WITH_TOOLS = AdmitRule(tools=("*",))  # an answer that calls tools is compared as well
 
 
 class TierAudits:
@@ -116,6 +114,6 @@ class TierAudits:
         price = self._prices[untuned(name)]
         cost = price.of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
         self._calls.record_cost(request.route, price.of(light.input_tokens, light.output_tokens), cost)
-        if admit_response(WITH_TOOLS, seen, cost) is not Admission.STORED:
+        if admit_response(ADMIT_ALL, seen, cost, tools=True) is not Admission.STORED:
             return None
         return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)

@@ -9,6 +9,7 @@ from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.screening import RouteScreen, Screen, ScreenedRoute
+from gateway.cache.tool_calls import ToolCallRule
 from gateway.config.policy.model import Route
 from gateway.config.policy.parameters import untuned
 from gateway.config.policy.schema import SemanticRule
@@ -293,7 +294,7 @@ def exact_lookup(
         parts.clock,
         parts.telemetry,
         lifetime,
-        route.admission,
+        route.of(ToolCallRule),
         parts.background,
         prefetch,
         leased,
@@ -353,7 +354,7 @@ def semantic_lookup(route: Route, rule: SemanticRule, parts: Parts) -> SemanticL
         parts.clock,
         parts.telemetry,
         rule,
-        route.admission,
+        route.of(ToolCallRule),
         Lifetime(rule.ttl, route.jitter),  # a similar answer must be fresh: stale as well would be a second doubt
         parts.memory,
         floor=floor_of(rule.acceptance, space.verifier),

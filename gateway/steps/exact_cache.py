@@ -9,8 +9,7 @@ from typing import Protocol
 
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
-from gateway.cache.tool_calls import may_serve
-from gateway.config.policy.schema import AdmitRule
+from gateway.cache.tool_calls import ToolCallRule, may_serve
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.entries import NO_CACHE, Entry, Lifetime
@@ -72,7 +71,7 @@ class ExactCache:
         clock: Clock,
         telemetry: Telemetry,
         lifetime: Lifetime,
-        admission: AdmitRule,
+        tools: ToolCallRule | None,
         background: Background,
         prefetch: EmbeddingPrefetch | None = None,
         leased: LeasedLookup | None = None,
@@ -83,7 +82,7 @@ class ExactCache:
         self._clock = clock
         self._telemetry = telemetry
         self._lifetime = lifetime
-        self._admission = admission
+        self._tools = tools
         self._background = background
         self._prefetch = prefetch
         self._leased = leased
@@ -120,7 +119,7 @@ class ExactCache:
         if entry.scope != request.keys.scope or (request.asker is not None and not request.asker.may_have(entry)):
             return self._inner(request)
         call = request.call
-        if call is not None and not TOOL_FIELDS.isdisjoint(call.body) and not may_serve(self._admission, call, entry):
+        if call is not None and not TOOL_FIELDS.isdisjoint(call.body) and not may_serve(self._tools, call, entry):
             request.note = Refusal.TOOL_CALL
             self._telemetry.refusals.add(request.route, Refusal.TOOL_CALL)
             return self._inner(request)

@@ -18,8 +18,8 @@ from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateSc
 from gateway.cache.keys import client_of
 from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import MOST_WRONG_OF_PARTS, Controls
-from gateway.cache.tool_calls import may_serve
-from gateway.config.policy.schema import AdmitRule, SemanticRule
+from gateway.cache.tool_calls import ToolCallRule, may_serve
+from gateway.config.policy.schema import SemanticRule
 from gateway.context import Asker, RequestContext
 from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.entries import NO_DIRECTIVES, Embedding, Entry, Lifetime, Neighbour
@@ -72,7 +72,7 @@ class SemanticLookup:
     clock: Clock
     telemetry: Telemetry
     rule: SemanticRule
-    admission: AdmitRule
+    tools: ToolCallRule | None
     lifetime: Lifetime
     memory: FeedbackState
     floor: float = field(kw_only=True)  # the least similarity of a neighbour that is scored
@@ -441,7 +441,7 @@ class SemanticLookup:
 
     def _is_refused_tool_call(self, request: RequestContext, entry: Entry) -> bool:
         """Return whether the answer calls a tool in a way that this request or the policy does not allow."""
-        if request.call is None or may_serve(self.admission, request.call, entry):
+        if request.call is None or may_serve(self.tools, request.call, entry):
             return False
         self._record_refusal(request, Refusal.TOOL_CALL)
         return True

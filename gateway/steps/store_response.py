@@ -15,7 +15,7 @@ from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.placement import Placement
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.cache.schema_checks import SchemaChecks, Validity
-from gateway.cache.tool_calls import refuse_tool_calls
+from gateway.cache.tool_calls import ToolCallRule, refuse_tool_calls
 from gateway.calls import Call, Inspection
 from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext
@@ -194,6 +194,7 @@ class StoreResponse:
         self._telemetry = telemetry
         self._route = route
         self._rules = route.admission
+        self._tools = route.of(ToolCallRule)
         self._max_entry = min(max_entry, route.admission.max_size or max_entry)
         self._prices = prices
         self._unstorable = unstorable
@@ -352,9 +353,10 @@ class StoreResponse:
         seconds = self._clock.monotonic() - started
         if request.traffic is not None:
             request.traffic.inspected = InspectedAnswer(inspection, dollars, size, seconds)
-        admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
+        tools = self._tools is not None
+        admission = admit_response(self._rules, inspection, dollars, size, self._max_entry, tools=tools)
         if admission is Admission.STORED and inspection.admission is Admission.TOOLS:
-            admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
+            admission = refuse_tool_calls(self._tools, call, payload, streamed) or admission
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and self._placement.applies(request):
             private = directives.private or any(map(request.client.credentials.rules.sign_of, directives.vary))

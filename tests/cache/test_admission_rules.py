@@ -19,6 +19,7 @@ from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.schema import AdmitRule
 from gateway.dialects.openai.dialect import OpenAI
 from gateway.dialects.openai.responses import OpenAIResponses
+from gateway.features.tool_calls.rule import NamedTools
 from gateway.outcomes import Admission
 from tests.config.documents import config, rule, text
 from tests.fixtures.entries import hexed
@@ -67,8 +68,6 @@ def test_some_requests_are_not_worth_an_entry(rules: AdmitRule, call: Any, reaso
     [
         (AdmitRule(), Admission.STORED, 5, 0.0, Admission.STORED),
         (AdmitRule(), Admission.TOOLS, 5, 0.0, Admission.TOOLS),
-        (AdmitRule(tools=("*",)), Admission.TOOLS, 5, 0.0, Admission.STORED),
-        (AdmitRule(tools=("*",)), Admission.INCOMPLETE, 5, 0.0, Admission.INCOMPLETE),
         (AdmitRule(min_tokens=5), Admission.STORED, 4, 0.0, Admission.TOO_SHORT),
         (AdmitRule(min_tokens=5), Admission.STORED, 5, 0.0, Admission.STORED),
         (AdmitRule(min_tokens=5), Admission.STORED, 0, 0.0, Admission.STORED),  # it does not tell
@@ -82,6 +81,14 @@ def test_some_answers_are_not_worth_an_entry(
     rules: AdmitRule, inspected: Admission, tokens: int, dollars: float, expected: Admission
 ) -> None:
     assert admit_response(rules, Inspection(inspected, 7, tokens), dollars) is expected
+
+
+@pytest.mark.parametrize(
+    ("inspected", "expected"),
+    [(Admission.TOOLS, Admission.STORED), (Admission.INCOMPLETE, Admission.INCOMPLETE)],
+)
+def test_with_a_rule_on_tools_an_answer_may_call_some(inspected: Admission, expected: Admission) -> None:
+    assert admit_response(AdmitRule(), Inspection(inspected, 7, 5), 0.0, tools=True) is expected
 
 
 @given(st.lists(st.integers(0, 30), max_size=64))
@@ -170,14 +177,15 @@ def test_every_rule_is_read() -> None:
     written = "max_temperature: 1.0, tools: on, min_tokens: 2, max_tokens: 9, max_size: 64KiB, min_cost: 0.01"
     cache = f"    cache: {{exact: {{ttl: 1h}}, admit: {{{written}, roles: [system, user], after: 2}}}}\n"
     policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
-    assert policy.routes[0].admission == AdmitRule(
-        max_temperature=1.0,
-        tools=("*",),
-        min_tokens=2,
-        max_tokens=9,
-        max_size=65536,
-        min_cost=0.01,
-        roles=("system", "user"),
-        after=2,
-    )
+    (route,) = policy.routes
+    assert route.of(NamedTools) == NamedTools(("*",))
+    assert route.admission.model_dump() == {
+        "max_temperature": 1.0,
+        "min_tokens": 2,
+        "max_tokens": 9,
+        "max_size": 65536,
+        "min_cost": 0.01,
+        "roles": ("system", "user"),
+        "after": 2,
+    }
     assert policy.warnings == ()

@@ -25,6 +25,7 @@ FEATURES = Extensions(
         "record": "gateway.features.recorder.feature:RECORD",
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
+        "cache.admit.tools": "gateway.features.tool_calls.feature:TOOL_CALLS",
         "cache.admit.trust": "gateway.features.trust.feature:TRUST",
         "cache.admit.confirm": "gateway.features.trust.feature:TRUST",
         "cache.admit.confirm_by": "gateway.features.trust.feature:TRUST",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -31,7 +31,6 @@ from gateway.config.units import (
     Switch,
     format_share,
     parse_share,
-    parse_switch,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.ports import Acceptance
@@ -138,21 +137,6 @@ def _section_or_off(example: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _tool_names(value: object) -> object:
-    """Return the globs of a switch or a list: `on` stands for every name, `off` for none."""
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    try:
-        return ("*",) if parse_switch(value) else ()
-    except ValueError:
-        expected = "expected on, off or a list of tools such as [get_weather]"
-        raise ValueError(f"{expected}, got {format_value(value)}") from None
-
-
-def _written_tool_names(names: Sequence[str]) -> object:
-    return list(names) if names not in ((), ("*",)) else "on" if names else "off"
-
-
 class AdmitRule(FeatureSection):
     """Admission: the responses that are stored."""
 
@@ -160,15 +144,6 @@ class AdmitRule(FeatureSection):
 
     max_temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """The highest temperature of a request whose response is stored, in [0, 2]. A request without one counts as 1."""
-    tools: Annotated[
-        tuple[Text, ...],
-        Field(strict=False),
-        BeforeValidator(_tool_names),
-        or_schemas(SWITCH),
-        FileForm(_written_tool_names),
-    ] = ()
-    """Responses that call tools are stored too: of the tools in a list of globs such as `[get_weather, "search_*"]`, or
-    of any with `on`. A call with an identifier that its request does not have is never stored or served."""
     min_tokens: Annotated[int, Field(ge=1)] | None = None
     """The fewest tokens of a response to store. A response without a token count is stored."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None

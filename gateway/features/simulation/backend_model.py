@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gateway.cache.admission import UseCounts, admit_response, refuse_request
+from gateway.cache.tool_calls import ToolCallRule
 from gateway.calls import EMBEDDINGS, Inspection
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.config.policy.parameters import untuned
@@ -121,7 +122,8 @@ class BackendModel:
             return False
         inspection = Inspection(Admission(answer.admission), answer.input_tokens, answer.output_tokens)
         largest = min(self._largest, rules.max_size or self._largest)
-        return admit_response(rules, inspection, answer.dollars, answer.size, largest) is Admission.STORED
+        tools = route.of(ToolCallRule) is not None
+        return admit_response(rules, inspection, answer.dollars, answer.size, largest, tools=tools) is Admission.STORED
 
     def _ask_count(self, key: Key) -> int:
         """Count a use of the key and return the count. The sketch needs 64 hex digits."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.cache.tool_calls import identifiers_of, refuse_tool_calls
-from gateway.config.policy.schema import AdmitRule
+from gateway.cache.tool_calls import refuse_tool_calls
+from gateway.features.tool_calls.identifiers import identifiers_of
+from gateway.features.tool_calls.rule import NamedTools
 from gateway.outcomes import Admission
 from tests.features.answer_schemas.test_validator import (
     CHAT,
@@ -19,6 +20,7 @@ from tests.features.answer_schemas.test_validator import (
     tool_call_of,
 )
 
+ANY = NamedTools(("*",))
 UUID = "3f2b8c1e-0d4a-4c3b-9e57-6a1f0b2c4d5e"
 
 
@@ -57,14 +59,14 @@ def test_identifiers_are_words_with_a_digit_and_more(arguments: Any, expected: s
 )
 def test_the_policy_names_the_tools(path: str, tools: tuple[str, ...], name: str, expected: Admission | None) -> None:
     call, answer = call_of(path, **TOOLS[path]), tool_call_of(path, {"city": "Rome"}, name)
-    assert refuse_tool_calls(AdmitRule(tools=tools), call, (answer,), False) is expected
+    assert refuse_tool_calls(NamedTools(tools) if tools else None, call, (answer,), False) is expected
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("name", [None, "", ["weather"], {"weather": 1}, 7])
 def test_a_call_without_a_name_is_malformed(path: str, name: Any) -> None:
     call, answer = call_of(path, **TOOLS[path]), tool_call_of(path, {"city": "Rome"}, name)
-    assert refuse_tool_calls(AdmitRule(tools=("*",)), call, (answer,), False) is Admission.MALFORMED
+    assert refuse_tool_calls(ANY, call, (answer,), False) is Admission.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -81,11 +83,11 @@ def test_an_identifier_must_stand_in_the_request_itself(question: str, refused: 
     messages = [{"role": "user", "content": [{"type": "text", "text": question}]}]
     call, answer = call_of(CHAT, messages=messages), tool_call_of(CHAT, {"order": "A-1001"})
     expected = Admission.FOREIGN_ID if refused else None
-    assert refuse_tool_calls(AdmitRule(tools=("*",)), call, (answer,), False) is expected
+    assert refuse_tool_calls(ANY, call, (answer,), False) is expected
 
 
 def test_an_identifier_of_an_earlier_turn_or_of_the_instructions_is_the_requests_own() -> None:
-    answer, rules = tool_call_of(RESPONSES, {"session": UUID}), AdmitRule(tools=("*",))
+    answer, rules = tool_call_of(RESPONSES, {"session": UUID}), ANY
     assert refuse_tool_calls(rules, call_of(RESPONSES, instructions=f"Session {UUID}."), (answer,), False) is None
     tools = [{"type": "function", "name": "f", "description": UUID}]  # says nothing about the session
     refused = refuse_tool_calls(rules, call_of(RESPONSES, tools=tools), (answer,), False)
@@ -93,4 +95,4 @@ def test_an_identifier_of_an_earlier_turn_or_of_the_instructions_is_the_requests
 
 
 def test_an_answer_in_words_about_tools_is_no_tool_call() -> None:
-    assert refuse_tool_calls(AdmitRule(), call_of(CHAT), (text_of(CHAT, "the tool A-1001"),), False) is None
+    assert refuse_tool_calls(None, call_of(CHAT), (text_of(CHAT, "the tool A-1001"),), False) is None

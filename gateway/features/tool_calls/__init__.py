@@ -1,0 +1,1 @@
+"""Stored answers that call tools: which tools, and with which identifiers."""
