@@ -14,6 +14,7 @@ from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, OpenPart
 from gateway.long_questions import MAX_WHOLE, split_question
 from gateway.messages import Event
 from gateway.outcomes import Admission, Bypass
+from gateway.prices import Tokens
 from gateway.text_forms import fold_forms
 
 EMBEDDINGS = "embeddings"  # the operation of calls for vectors, in all dialects
@@ -150,7 +151,15 @@ class Inspection:
     input_tokens: int  # 0 if the answer does not tell
     output_tokens: int
     cached_tokens: int = 0  # input tokens that the backend read from its prompt cache
+    written_tokens: int = 0  # input tokens that the backend wrote to its prompt cache
+    reasoning_tokens: int = 0  # output tokens that are no part of the answer
     hints: CacheHints = CacheHints()
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(
+            self.input_tokens, self.output_tokens, self.cached_tokens, self.written_tokens, self.reasoning_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)

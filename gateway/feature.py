@@ -28,7 +28,7 @@ from gateway.context import Handler, RequestContext
 from gateway.entries import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.steps.guard import Recovery, skip
 from gateway.steps.parse_and_route import Reader, apply_route
 from gateway.steps.recording import Recording
@@ -74,7 +74,7 @@ class Core:
     flights: MutableMapping[str, SharedCall]  # the calls in flight, by fingerprint
     exact_cache: Callable[[Route, Handler], Handler]  # the exact cache of a route, around a handler
     pools: Mapping[str, UpstreamPool] = field(default_factory=dict)  # the backends
-    prices: Mapping[str, Price] = field(default_factory=dict)  # of the backends
+    prices: Mapping[str, Tariff] = field(default_factory=dict)  # of the backends
     draw: Callable[[], float] = random.random  # numbers in [0, 1)
     recording: Recording | None = None  # the recorder's place; None: no request is served
 

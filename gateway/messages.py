@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from gateway.outcomes import Verdict
+from gateway.prices import Tokens
 
 
 class Affinity(NamedTuple):
@@ -28,6 +29,14 @@ class Usage:
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0  # input tokens that the backend read from its prompt cache
+    written_tokens: int = 0  # input tokens that the backend wrote to its prompt cache
+    reasoning_tokens: int = 0  # output tokens that are no part of the answer
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(
+            self.input_tokens, self.output_tokens, self.cached_tokens, self.written_tokens, self.reasoning_tokens
+        )
 
 
 @dataclass(slots=True, unsafe_hash=True)

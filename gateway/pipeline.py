@@ -19,10 +19,10 @@ from gateway.context import Handler, RequestContext
 from gateway.feature import Feature, Features, FeatureStep, Place, all_features, features_of
 from gateway.limits import RouteLimits
 from gateway.messages import Response
-from gateway.prices import Price
 from gateway.steps.assembly import RouteSteps, SharedSteps
 from gateway.steps.guard import Guard, Recovery, ask_backend, call_alone, skip, skip_lookup
 from gateway.steps.parse_and_route import RouteTable
+from gateway.upstream.tariffs import tariffs_of
 
 B = TypeVar("B")
 
@@ -42,7 +42,7 @@ class Deployment:
             config.auth.mode == "keys",
             config.store.url != "embedded" or config.server.workers > 1,
             sum(max(1, len(backend.addresses)) for backend in config.backends.values()) > 1,
-            frozenset(name for name, backend in config.backends.items() if backend.price.compiled != Price()),
+            frozenset(name for name, tariff in tariffs_of(config).items() if tariff.charges),
         )
 
 

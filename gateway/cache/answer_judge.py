@@ -12,7 +12,7 @@ from gateway.dialects.openai.dialect import CHAT, OpenAI, chat_body
 from gateway.entries import NO_KEYS, CacheDirectives, Entry
 from gateway.errors import GatewayError
 from gateway.messages import FullBody
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.streams import close_body
 from gateway.upstream.backend import UpstreamPool
 
@@ -78,7 +78,7 @@ class AnswerJudge:
     def __init__(
         self,
         pools: Mapping[str, UpstreamPool],
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         mark: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._pools = pools
@@ -113,7 +113,7 @@ class AnswerJudge:
             return NO_VERDICT
         payload = (response.body.data,)
         inspection = self._dialect.inspect(call, payload, False)
-        cost = self._prices[name].of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
+        cost = self._prices[name].price(call.model).of(*inspection.tokens)
         return parse_verdict(self._dialect.answer_text(call, payload, False)), cost
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -221,6 +221,15 @@ class PriceConfig(Section):
     """US dollars for a million input tokens that the backend reads from its prompt cache, at most `input_per_million`.
     Without it they cost as much as other input."""
 
+    written_input_per_million: _Dollars | None = None
+    """US dollars for a million input tokens that the backend writes to its prompt cache. Without it they cost as much
+    as other input."""
+    reasoning_per_million: _Dollars | None = None
+    """US dollars for a million output tokens that are reasoning. Without it they cost as much as other output."""
+    catalogue: Text | None = None
+    """The list prices to use: `PROVIDER`, or `PROVIDER/MODEL` for calls whose model has another name there, such as
+    `azure/gpt-4o` for a deployment. Other keys of `price` then replace amounts of the list. Without it the address
+    decides, unless another key of `price` is written. `off`: no list."""
     per_call: CallPrices = Field(default_factory=dict)
     """US dollars for a call, besides its tokens: a number, or globs of paths such as `{"/v1/moderations": 0, "/v1/ocr":
     0.004}`. The first match decides. 0 states that such calls are free."""
@@ -237,7 +246,26 @@ class PriceConfig(Section):
     def compiled(self) -> Price:
         units = tuple((unit, dollars) for unit in Unit if (dollars := getattr(self, unit)) is not None)
         tokens = self.input_per_million, self.output_per_million, self.cached_input_per_million
-        return Price(*tokens, tuple(self.per_call.items()), units)
+        return Price(
+            *tokens,
+            tuple(self.per_call.items()),
+            units,
+            written_input_per_million=self.written_input_per_million,
+            reasoning_per_million=self.reasoning_per_million,
+        )
+
+    @property
+    def states(self) -> bool:
+        """Whether it says itself what calls cost."""
+        return bool(self.model_fields_set - {"catalogue"})
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """The fields of a `Price` that the section writes."""
+        price = self.compiled
+        units = {"per_unit"} if any(unit in self.model_fields_set for unit in Unit) else set[str]()
+        written = (self.model_fields_set | units) & {each.name for each in fields(Price)}
+        return {name: getattr(price, name) for name in sorted(written)}
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 
 from gateway.dialects.json_body import count_of, load_json
-from gateway.dialects.openai.answers import cached_tokens, usage_of
+from gateway.dialects.openai.answers import cached_tokens, reasoning_tokens, usage_of, written_tokens
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
 from gateway.messages import media_type
+from gateway.prices import Tokens
 
 MAX_JSON_BYTES = 1024 * 1024  # of an answer that is parsed whole; of a longer one, both ends are searched
 END_BYTES = 64 * 1024
@@ -34,7 +35,7 @@ _WRITTEN = ("cache_creation_input_tokens", "cache_read_input_tokens")  # Anthrop
 class AnswerUsage:
     """The usage that one answer, or a part of it, reports. None: it reports no such thing."""
 
-    tokens: tuple[int, int, int] | None = None  # input, output, cached input
+    tokens: Tokens | None = None
     images: int | None = None
     seconds: float | None = None  # of sound or video
 
@@ -60,7 +61,7 @@ def usage_in(value: object) -> AnswerUsage:
         return NOTHING
 
 
-def _tokens_in(value: Mapping[str, Any]) -> tuple[int, int, int] | None:
+def _tokens_in(value: Mapping[str, Any]) -> Tokens | None:
     for holder in _holders(value):
         usage = usage_of(holder) or holder.get("usageMetadata")
         if isinstance(usage, Mapping) and (counts := _counts(usage)) is not None:
@@ -70,9 +71,9 @@ def _tokens_in(value: Mapping[str, Any]) -> tuple[int, int, int] | None:
             if isinstance(units, Mapping) and (counts := _counts(units)) is not None:
                 return counts
         if isinstance(holder.get("eval_count"), int) or isinstance(holder.get("prompt_eval_count"), int):  # Ollama
-            return count_of(holder.get("prompt_eval_count")), count_of(holder.get("eval_count")), 0
+            return Tokens(count_of(holder.get("prompt_eval_count")), count_of(holder.get("eval_count")))
         if isinstance(holder.get("tokens_predicted"), int):  # llama.cpp
-            return count_of(holder.get("tokens_evaluated")), count_of(holder.get("tokens_predicted")), 0
+            return Tokens(count_of(holder.get("tokens_evaluated")), count_of(holder.get("tokens_predicted")))
     return None
 
 
@@ -83,15 +84,21 @@ def _holders(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield holder
 
 
-def _counts(usage: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """Return input, output and cached tokens. None: the usage has no tokens, such as one of seconds."""
+def _counts(usage: Mapping[str, Any]) -> Tokens | None:
+    """Return the tokens of a usage, or None if it has none, such as one of seconds.
+
+    Gemini counts thoughts apart from the answer, as its total shows. Some endpoints count them in both.
+    """
     if not any(isinstance(usage.get(key), int | float) for key in (*_INPUT, *_OUTPUT, *_TOTAL)):
         return None
-    taken, made = _first(usage, _INPUT), _first(usage, _OUTPUT) + count_of(usage.get("thoughtsTokenCount"))
+    taken, made, thoughts = _first(usage, _INPUT), _first(usage, _OUTPUT), count_of(usage.get("thoughtsTokenCount"))
+    if thoughts and _first(usage, _TOTAL) != taken + made:
+        made += thoughts
     read = count_of(usage.get("cache_read_input_tokens"))
     taken += sum(count_of(usage.get(key)) for key in _WRITTEN) if "prompt_tokens" not in usage else 0
     taken = max(taken, _first(usage, _TOTAL) - made)
-    return taken, made, cached_tokens(usage) or read or count_of(usage.get("cachedContentTokenCount"))
+    cached = cached_tokens(usage) or read or count_of(usage.get("cachedContentTokenCount"))
+    return Tokens(taken, made, cached, written_tokens(usage), thoughts or reasoning_tokens(usage))
 
 
 def _first(usage: Mapping[str, Any], names: Sequence[str]) -> int:

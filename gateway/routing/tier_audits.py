@@ -23,7 +23,7 @@ from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission
 from gateway.ports import Clock
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
 from gateway.streams import buffer_response
@@ -39,7 +39,7 @@ class TierAudits:
     def __init__(
         self,
         pools: Mapping[str, UpstreamPool],
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         judge: AnswerJudge,
         escalations: TierLearning,
         telemetry: Telemetry,
@@ -65,7 +65,8 @@ class TierAudits:
             return
         if self._rng() >= rule.share:
             return
-        expected = self._prices[untuned(target.tiers[-1].backend)].of(light.input_tokens, light.output_tokens)
+        price = self._prices[untuned(target.tiers[-1].backend)].price(request.model)
+        expected = price.of(light.input_tokens, light.output_tokens)
         skipped = self._calls.start(
             request.keys.fingerprint,
             request.route,
@@ -111,8 +112,8 @@ class TierAudits:
             return None
         assert request.call is not None
         seen = request.call.dialect.inspect(request.call, answer.payload, answer.streamed)
-        price = self._prices[untuned(name)]
-        cost = price.of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        price = self._prices[untuned(name)].price(request.call.model)
+        cost = price.of(*seen.tokens)
         self._calls.record_cost(request.route, price.of(light.input_tokens, light.output_tokens), cost)
         if admit_response(ADMIT_ALL, seen, cost, tools=True) is not Admission.STORED:
             return None

@@ -11,7 +11,7 @@ from gateway.context import RequestContext
 from gateway.dialects.tuning import lower, tuned_call
 from gateway.latency_forecast import Prediction
 from gateway.messages import Response
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.routing.selection import BackendTraits
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.latency import CallFeatures
@@ -72,6 +72,6 @@ def pools_of(target: Target, pools: Mapping[str, UpstreamPool]) -> Mapping[str, 
     return {**pools, **{each.name: TunedPool(pools[each.backend], each.parameters) for each in target.tuned}}
 
 
-def prices_of(target: Target, prices: Mapping[str, Price]) -> Mapping[str, Price]:
+def prices_of(target: Target, prices: Mapping[str, Tariff]) -> Mapping[str, Tariff]:
     """Return the prices of backends, by the names of the decisions of a target as well."""
     return {**prices, **{each.name: prices[each.backend] for each in target.tuned if each.backend in prices}}

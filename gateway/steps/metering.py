@@ -16,7 +16,7 @@ from gateway.context import Handler, RequestContext
 from gateway.limits import Per
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.prices import Price
+from gateway.prices import Tariff
 
 MODULE = "gateway.features.limits.step"
 
@@ -39,7 +39,7 @@ class Meter(Protocol):
         """Return the step of a route that enforces limits which also count hits."""
 
     def rate_limit(
-        self, route: Route, prices: Mapping[str, Price], passable: Collection[str], inner: Handler
+        self, route: Route, prices: Mapping[str, Tariff], passable: Collection[str], inner: Handler
     ) -> Handler:
         """Return the step of a route that meters calls and enforces limits on them. `prices` are those of its backends.
         `passable` are those of its backends that take requests which no dialect reads."""

@@ -47,7 +47,7 @@ from gateway.files import unowned_dirs
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, LearningEmbedder
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.tier_audits import TierAudits
@@ -62,6 +62,7 @@ from gateway.tasks import Background, run_in
 from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
+from gateway.upstream.tariffs import tariffs_of
 
 
 def label_archive_of(stack: AsyncExitStack, config: Config, clock: Clock) -> LabelArchive:
@@ -85,7 +86,7 @@ class PartsInputs:
     counterexamples: Counterexamples
     links: Links
     pools: Mapping[str, UpstreamPool]
-    prices: Mapping[str, Price]
+    prices: Mapping[str, Tariff]
     telemetry: Telemetry
     clock: Clock
     draw: Callable[[], float]
@@ -222,7 +223,7 @@ class Parts:
     routing: StateKeeper  # saves and restores the escalations
     light_audits: TierAudits
     draw: Callable[[], float]
-    prices: Mapping[str, Price]
+    prices: Mapping[str, Tariff]
     unstorable: HitForMiss
     meter: Callable[[], Meter]  # opens the meter of calls
     resources: Callable[[], Resources]  # opens the makers of resources
@@ -340,7 +341,7 @@ def _build_inputs(
     for endpoint in (endpoint for pool in pools.values() for endpoint in pool.endpoints):
         for task in endpoint.upstream.tasks:
             run_in(stack, task(endpoint))
-    prices = {name: price.compiled for name, backend in config.backends.items() if (price := backend.price)}
+    prices = tariffs_of(config, clock.wall)
     return PartsInputs(
         config=config,
         environ=environ,

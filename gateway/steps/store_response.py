@@ -27,7 +27,7 @@ from gateway.messages import ByteStream, Event, EventStream, FullBody, Provenanc
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission, Bypass
 from gateway.ports import Clock, NearbyStore, VectorIndex
-from gateway.prices import Price
+from gateway.prices import UNPRICED, Tariff
 from gateway.request_fields import InspectedAnswer
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
@@ -164,8 +164,6 @@ MAX_TAGS, MAX_TAG_LENGTH = 32, 128
 
 MAX_PROVENANCES = 64
 
-UNPRICED = Price()
-
 
 class StoreResponse:
     """Stores the answers of one route. `unstorable` receives the fingerprints of answers that may not be stored. Inputs
@@ -181,7 +179,7 @@ class StoreResponse:
         route: Route,
         *,
         max_entry: int,
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         unstorable: HitForMiss,
         frequency: UseCounts,
         schemas: SchemaChecks,
@@ -349,7 +347,7 @@ class StoreResponse:
         """Return the entry for a complete answer, or None if the rules refuse it. `started` is the monotonic time
         before the backend call."""
         inspection = call.dialect.inspect(call, payload, streamed)
-        dollars, size = self._cost(request.path, origin, inspection), sum(map(len, payload))
+        dollars, size = self._cost(request, origin, inspection), sum(map(len, payload))
         seconds = self._clock.monotonic() - started
         if request.traffic is not None:
             request.traffic.inspected = InspectedAnswer(inspection, dollars, size, seconds)
@@ -390,14 +388,12 @@ class StoreResponse:
             self._refuse(request, Admission.SCHEMA)
         return fit is Validity.INVALID
 
-    def _cost(self, path: str, origin: Provenance, inspection: Inspection) -> float:
+    def _cost(self, request: RequestContext, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""
-        price = self._prices.get(origin.backend or "", UNPRICED)
-        dollars = price.of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
-        dollars += price.of_call(path) or 0.0
+        price = self._prices.get(origin.backend or "", UNPRICED).price(request.model)
+        dollars = price.of(*inspection.tokens) + (price.of_call(request.path) or 0.0)
         for usage in origin.other_usage:
-            price = self._prices.get(usage.backend, UNPRICED)
-            dollars += price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+            dollars += self._prices.get(usage.backend, UNPRICED).price(request.model).of(*usage.tokens)
         return dollars
 
     def _refuse(self, request: RequestContext, admission: Admission) -> None:

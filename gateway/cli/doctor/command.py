@@ -98,6 +98,7 @@ async def _examine_config(
         *map(machine.model, models),
         *machine.data_dir(folder, config),
         *import_module("gateway.features.jobs.doctor").job_key(config),
+        *await asyncio.to_thread(lambda: list(import_module("gateway.features.prices.doctor").unpriced(config))),
         *of_store,
         *of_index,
         *of_gateway,

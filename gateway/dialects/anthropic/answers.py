@@ -14,7 +14,7 @@ from gateway.calls import Inspection, Token
 from gateway.dialects.anthropic.errors import error_sentence
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
-from gateway.dialects.openai.answers import reading
+from gateway.dialects.openai.answers import reading, reasoning_tokens, written_tokens
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Event
@@ -220,7 +220,12 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
     try:
         body = assemble_message(payload) if streamed else load_json(payload[0])
         usage = body.get("usage") or {}
-        tokens = *count_tokens(usage), count_of(usage.get("cache_read_input_tokens"))
+        tokens = (
+            *count_tokens(usage),
+            count_of(usage.get("cache_read_input_tokens")),
+            written_tokens(usage),
+            reasoning_tokens(usage),
+        )
         if body.get("type") == "error":
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if streamed and not _is_complete(payload):

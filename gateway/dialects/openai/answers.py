@@ -194,11 +194,8 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
     try:
         body = assemble_body(operation, payload) if streamed else load_json(payload[0])
         usage = usage_of(body)
-        tokens = (
-            count_of(usage.get("prompt_tokens")),
-            count_of(usage.get("completion_tokens")),
-            cached_tokens(usage),
-        )
+        counts = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+        tokens = *counts, *token_details(usage)
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if streamed and DONE not in payload:
@@ -348,10 +345,22 @@ def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # The fields of a usage that have the details of its input: of chat completions, and of responses.
 INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+# The fields of a usage without details.
+PLAIN = frozenset({"prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"})
+# Those that have the details of its output, and the names of the count: of OpenAI, and of Anthropic.
+OUTPUT_DETAILS = ("completion_tokens_details", "output_tokens_details")
+THOUGHT = ("reasoning_tokens", "thinking_tokens")
 # The same count next to the other counts: of Moonshot, and of DeepSeek.
 CACHED = ("cached_tokens", "prompt_cache_hit_tokens")
 # What was written to a prompt cache, in the details: of OpenAI and OpenRouter, and of LiteLLM.
 WRITTEN = ("cache_write_tokens", "cache_creation_tokens")
+
+
+def token_details(usage: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the tokens of a usage that a prompt cache supplied, that were written to one, and that are reasoning."""
+    if PLAIN.issuperset(usage):
+        return 0, 0, 0
+    return cached_tokens(usage), written_tokens(usage), reasoning_tokens(usage)
 
 
 def cached_tokens(usage: Mapping[str, Any]) -> int:
@@ -363,6 +372,12 @@ def written_tokens(usage: Mapping[str, Any]) -> int:
     """Return the input tokens of a usage that were written to a prompt cache; 0 if it reports none."""
     # Gateways in front of Anthropic's models add its own name for the count.
     return _first_count([*_input_details(usage, *WRITTEN), usage.get("cache_creation_input_tokens")])
+
+
+def reasoning_tokens(usage: Mapping[str, Any]) -> int:
+    """Return the output tokens of a usage that are reasoning; 0 if it reports none."""
+    details = (usage.get(key) for key in OUTPUT_DETAILS)
+    return _first_count(each.get(name) for each in details if isinstance(each, Mapping) for name in THOUGHT)
 
 
 def _input_details(usage: Mapping[str, Any], *keys: str) -> Iterator[Any]:

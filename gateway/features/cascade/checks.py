@@ -107,7 +107,7 @@ class Grader:
             return None, ()
         payload = (response.body.data,)
         seen = call.dialect.inspect(call, payload, False)
-        usage = Usage(name, seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        usage = Usage(name, *seen.tokens)
         return parse_grade(call.dialect.answer_text(call, payload, False)), (usage,)
 
 
@@ -186,7 +186,7 @@ class AnswerChecks:
             return Sample(None, None)
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
-        usage = Usage(backend, seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        usage = Usage(backend, *seen.tokens)
         return Sample(text if seen.admission is Admission.STORED else None, usage)
 
     async def _compare(self, call: Call, owner: str, a: str, b: str | None) -> Label:

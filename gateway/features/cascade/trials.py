@@ -90,7 +90,7 @@ class LightTrials:
         if answer is None:
             return TriedAnswer()
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
-        usage = Usage(trial.backend, seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        usage = Usage(trial.backend, *seen.tokens)
         if seen.admission not in USABLE:
             return TriedAnswer(None, usage)
         with trial.request.timer("check"):

@@ -26,7 +26,7 @@ from gateway.features.limits.evaluation import (
 from gateway.messages import Usage
 from gateway.outcomes import Bypass
 from gateway.ports import Clock
-from gateway.prices import Price, Unit
+from gateway.prices import UNPRICED, Price, Tariff, Tokens, Unit
 
 # Seconds for which calls of a kind are refused whose answer has reported no usage, although nothing else meters it.
 SILENCE_S = 600.0
@@ -74,6 +74,8 @@ class Spent:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    written_tokens: int = 0
+    reasoning_tokens: int = 0
     dollars: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
@@ -81,6 +83,8 @@ class Spent:
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.written_tokens + other.written_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
             self.dollars + other.dollars,
         )
 
@@ -164,9 +168,9 @@ class RouteMeter:
 
     def __init__(
         self,
-        members: Mapping[str, Price],
+        members: Mapping[str, Tariff],
         passable: Collection[str],
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         largest: str,
         clock: Clock,
     ) -> None:
@@ -183,9 +187,9 @@ class RouteMeter:
         """Raise `Forbidden` if one of these limits, `tokens` or `cost`, has nothing to count such a call by."""
         if metered.operation.is_free or metered.operation is CALL:
             return
-        for name, price in self._candidates(metered).items():
+        for name, tariff in self._candidates(metered).items():
             for limit in limits:
-                if not self._has_meter(metered, limit, name, price):
+                if not self._has_meter(metered, limit, name, tariff.price(metered.model)):
                     raise Forbidden(_sentence(metered, limit, name))
 
     def reserve(self, metered: MeteredCall) -> Reservation:
@@ -214,51 +218,54 @@ class RouteMeter:
         if metered.operation.is_free:
             return Spent()
         backend = backend or self._largest
-        price, counts = self._prices.get(backend, Price()), usage.tokens
+        price, counts = self._price(metered, backend), usage.tokens
         if counts is None and self._is_silent(metered, backend, price):
             if complete:
                 key = backend, metered.kind, metered.tenant
                 self._silent.put(key, self._clock.monotonic() + SILENCE_S)
             likely = self._length_of(metered).reserve(metered.input_tokens, metered.max_output)
-            return self._priced(metered, price, (likely.likely_input, likely.likely_output, 0), usage, priced=True)
+            return self._priced(metered, price, Tokens(likely.likely_input, likely.likely_output), usage, priced=True)
         if counts is None:
             output = output_estimate if metered.max_output != 0 and metered.operation.writes_text else 0
             if metered.call is not None and metered.call.uncached is Bypass.BACKGROUND:  # its answer comes later
                 output = self._length_of(metered).reserve(0, metered.max_output).likely_output
-            estimated = metered.input_tokens, output, 0
+            estimated = Tokens(metered.input_tokens, output)
             return self._priced(metered, price, estimated, usage, priced=metered.operation.reads_text)
         self._length_of(metered).observe(metered.input_tokens, metered.max_output, counts[0], counts[1])
         return self._priced(metered, price, counts, usage, priced=True)
 
     def spent_by_socket(self, metered: MeteredCall, backend: str | None, usage: AnswerUsage, seconds: float) -> Spent:
         """Return the cost of a usage that a message of a WebSocket reports, and of the time since the last one."""
-        price, counts = self._prices.get(backend or self._largest, Price()), usage.tokens or (0, 0, 0)
+        price, counts = self._price(metered, backend), usage.tokens or Tokens()
         per_second = price.of_unit(Unit.MINUTE)
         if usage.tokens is not None:
             self._length_of(metered).observe(0, None, counts[0], counts[1])
-        return Spent(*counts, price.of(*counts) if per_second is None else per_second * seconds)
+        return Spent(*counts, dollars=price.of(*counts) if per_second is None else per_second * seconds)
 
-    def cost_of(self, usages: Sequence[Usage]) -> CostEstimate:
+    def cost_of(self, metered: MeteredCall, usages: Sequence[Usage]) -> CostEstimate:
         """Return the cost of other calls that were made for an answer."""
         total = CostEstimate()
         for usage in usages:
-            price = self._prices.get(usage.backend, Price())
-            dollars = price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+            dollars = self._price(metered, usage.backend).of(*usage.tokens)
             total += CostEstimate(usage.input_tokens + usage.output_tokens, round(dollars * MICROS))
         return total
 
     def opened(self, metered: MeteredCall, backend: str | None) -> Spent:
         """Return the cost of a WebSocket that is opened, besides what it does."""
-        return Spent(dollars=self._prices.get(backend or self._largest, Price()).of_call(metered.path) or 0.0)
+        return Spent(dollars=self._price(metered, backend).of_call(metered.path) or 0.0)
 
     def read_alone(self, metered: MeteredCall) -> Spent:
         """Return the cost of a call whose client left before an answer came: the backend may have read its input."""
         if metered.call is None:
             return Spent()
-        price, tokens = self._prices.get(self._largest, Price()), metered.input_tokens
-        return Spent(tokens, dollars=price.of(tokens, 0))
+        tokens = metered.input_tokens
+        return Spent(tokens, dollars=self._price(metered, None).of(tokens, 0))
 
-    def _candidates(self, metered: MeteredCall) -> Mapping[str, Price]:
+    def _price(self, metered: MeteredCall, backend: str | None) -> Price:
+        """Return the price of a call at a backend; None: at the largest one."""
+        return self._prices.get(backend or self._largest, UNPRICED).price(metered.model)
+
+    def _candidates(self, metered: MeteredCall) -> Mapping[str, Tariff]:
         return self._members if metered.call is not None else self._passable
 
     def _has_meter(self, metered: MeteredCall, limit: str, backend: str, price: Price) -> bool:
@@ -282,16 +289,17 @@ class RouteMeter:
         return length
 
     def _estimate(self, metered: MeteredCall, input_count: int, output_count: int) -> CostEstimate:
-        counts = input_count, output_count, 0
+        model, counts = metered.model, Tokens(input_count, output_count)
         return max(
-            (self._priced(metered, price, counts, AnswerUsage(), priced=True).cost for price in self._members.values()),
+            (
+                self._priced(metered, tariff.price(model), counts, AnswerUsage(), priced=True).cost
+                for tariff in self._members.values()
+            ),
             key=lambda cost: cost.micros,
             default=CostEstimate(input_count + output_count),
         )
 
-    def _priced(
-        self, metered: MeteredCall, price: Price, counts: tuple[int, int, int], usage: AnswerUsage, *, priced: bool
-    ) -> Spent:
+    def _priced(self, metered: MeteredCall, price: Price, counts: Tokens, usage: AnswerUsage, *, priced: bool) -> Spent:
         """Return the cost. With `priced` the tokens cost something, unless a unit does."""
         dollars = price.of_call(metered.path, named=metered.operation.makes_calls) or 0.0
         unit = metered.operation.unit
@@ -301,7 +309,7 @@ class RouteMeter:
             dollars += per_unit * (metered.quantity if amount is None else amount)
         elif priced:
             dollars += price.of(*counts)
-        return Spent(*counts, dollars)
+        return Spent(*counts, dollars=dollars)
 
 
 def _is_covered(metered: MeteredCall, price: Price) -> bool:

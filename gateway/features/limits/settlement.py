@@ -61,7 +61,7 @@ class Settlement:
         """Return the response, whose end settles the account."""
         body, account, request = response.body, call.account, call.request
         account.backend = response.provenance.backend or account.backend
-        account.other_cost = self._meter.cost_of(response.provenance.other_usage)
+        account.other_cost = self._meter.cost_of(call.metered, response.provenance.other_usage)
         if isinstance(body, Tunnel) and response.status == 101:
             return self._settle_socket(call, response, body)
         if response.status != 200 if request.call is not None else not 200 <= response.status < 300:
@@ -176,8 +176,7 @@ class Settlement:
         parsed = call.request.call
         assert parsed is not None  # other answers pass through unparsed
         inspection = parsed.dialect.inspect(parsed, payload, streamed)
-        counts = inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens
-        usage = AnswerUsage(counts if inspection.input_tokens or inspection.output_tokens else None)
+        usage = AnswerUsage(inspection.tokens if inspection.input_tokens or inspection.output_tokens else None)
         spent = self._meter.spent(call.metered, call.account.backend, usage, output_estimate)
         self._note(call.request, inspection, spent, sum(map(len, payload)))
         return spent

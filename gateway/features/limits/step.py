@@ -31,7 +31,7 @@ from gateway.limits import Limits, Per, RouteLimits
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.prices import Price
+from gateway.prices import UNPRICED, Tariff
 from gateway.steps.metering import MeterCore, limit_subjects
 from gateway.tasks import run_in
 
@@ -81,7 +81,7 @@ class RateLimit:
         inner: Handler,
         route: Route,
         quotas: RateLimiter,
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         telemetry: Telemetry,
         clock: Clock,
         passable: Collection[str],
@@ -91,13 +91,13 @@ class RateLimit:
         limits = (route.of(RouteLimits) or RouteLimits()).rules
         self._of_calls = [*filter(limits_calls, limits)]
         self._quotas = quotas
-        members = {name: prices.get(name, Price()) for name in route.target.members}
+        members = {name: prices.get(name, UNPRICED) for name in route.target.members}
         self._largest = route.target.tiers[-1]
         self._meter = RouteMeter(members, passable, prices, self._largest.backend, clock)
-        if any(rule.caps for rule in limits) and all(price == Price() for price in members.values()):
+        if any(rule.caps for rule in limits) and not any(tariff.charges for tariff in members.values()):
             message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
-        self._counts = route.metered or any(price != Price() for price in members.values())
+        self._counts = route.metered or any(tariff.charges for tariff in members.values())
         self._telemetry = telemetry
         self._settlement = Settlement(route.name, self._largest.backend, self._meter, quotas, telemetry, clock)
 
@@ -197,7 +197,7 @@ class CallMeter:
         return CountRequests(inner, route, self.quotas, self.telemetry).__call__
 
     def rate_limit(
-        self, route: Route, prices: Mapping[str, Price], passable: Collection[str], inner: Handler
+        self, route: Route, prices: Mapping[str, Tariff], passable: Collection[str], inner: Handler
     ) -> Handler:
         return RateLimit(inner, route, self.quotas, prices, self.telemetry, self.clock, passable).__call__
 

@@ -24,7 +24,7 @@ from gateway.features.mirror.rule import ShadowRule
 from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.observability.metrics import Counter
 from gateway.ports import Clock
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.priority import Priority
 from gateway.steps.route_ports import RoutePorts
 from gateway.streams import StreamObserver, buffer_response, with_observer
@@ -61,7 +61,7 @@ class Mirroring(Runtime):
     def __init__(
         self,
         pools: Mapping[str, UpstreamPool],
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         metrics: ShadowMetrics,
         clock: Clock,
         rng: Callable[[], float],
@@ -154,7 +154,7 @@ class Mirroring(Runtime):
         if answer is None:
             return "error"
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
-        cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        cost = self._prices[copy.rule.backend].price(call.model).of(*seen.tokens)
         self._metrics.cost.add(request.route, amount=cost)
         shadow_answer = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if shadow_answer is None or served is None:

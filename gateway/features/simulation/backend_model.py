@@ -20,7 +20,7 @@ from gateway.features.simulation.dataset import TrafficDay
 from gateway.features.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.latency_forecast import Prediction, RemainingBudget
 from gateway.outcomes import Admission, Choice
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.routing.budget import budget_of
 from gateway.routing.latency_promises import Confidence
 from gateway.routing.selection import (
@@ -63,7 +63,7 @@ class BackendModel:
         policy: Policy,
         day: TrafficDay,
         latencies: LatencyModel,
-        prices: Mapping[str, Price],
+        prices: Mapping[str, Tariff],
         escalations: Mapping[str, TierController],
         largest: int,
         adapters: Mapping[str, str],
@@ -200,9 +200,10 @@ class BackendModel:
     def _dollars(self, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
         if row.answer is not None and row.backend == backend:
             return row.answer.dollars
-        price = self._prices.get(untuned(backend))
-        if price is None:
+        tariff = self._prices.get(untuned(backend))
+        if tariff is None:
             return 0.0
+        price = tariff.price(row.request.model)
         answer = self._answer(row)
         if answer is not None:
             return price.of(answer.input_tokens, answer.output_tokens)

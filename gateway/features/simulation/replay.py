@@ -23,7 +23,7 @@ from gateway.features.simulation.plans import RoutePlan, build_escalation, build
 from gateway.features.simulation.semantic_model import NO_VECTOR, Ask, LookupResult, SemanticModel
 from gateway.outcomes import Bypass
 from gateway.ports import PriorBands
-from gateway.prices import Price
+from gateway.prices import Tariff
 from gateway.scores import RequestFacts
 from gateway.statuses import is_failure
 from gateway.steps.traffic_log.format import RecordedRequest
@@ -33,7 +33,7 @@ from gateway.steps.traffic_log.format import RecordedRequest
 class ReplaySetting:
     """The inputs of a replay besides the traffic. `tenants` maps digests to names, as far as they are known."""
 
-    prices: Mapping[str, Price]
+    prices: Mapping[str, Tariff]
     tenants: Mapping[bytes, str]
     prior: PriorBands  # calibration of the verifier
     largest: int  # largest answer that may be stored, bytes

@@ -6,8 +6,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import orjson
@@ -23,10 +24,11 @@ from gateway.credentials import ANONYMOUS
 from gateway.features.simulation.replay import ReplaySetting
 from gateway.features.simulation.simulation import Simulation, simulate
 from gateway.ports import Opinion, StoredCandidate, Verifier
-from gateway.prices import Price
+from gateway.prices import Price, Tariff
 from gateway.steps.traffic_log.digests import digest_of, tenant_digests
 from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE
+from gateway.upstream.tariffs import Listed, list_tariff, listed_of
 
 NICE = 10  # niceness: the requests of a gateway on this machine have priority
 Texts = Sequence[tuple[str, bytes]]
@@ -50,6 +52,8 @@ class SimulationJob:
     tenants: tuple[str, ...]  # known names
     present: tuple[tuple[str, bytes], ...]
     new: tuple[tuple[str, bytes], ...]
+    lists: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # of backends with list prices: of their `Listed`
+    data_dir: str = ""  # of the gateway, for its catalogue
 
     def packed(self) -> bytes:
         content: bytes = msgpack.packb(asdict(self))
@@ -71,6 +75,8 @@ def build_job(
         (ANONYMOUS, *config.auth.keys),
         tuple((text.file, text.content) for text in present.texts),
         tuple((text.file, text.content) for text in new.texts),
+        {name: tuple(listed) for name, b in config.backends.items() if (listed := listed_of(b, config.data_dir))},
+        str(config.data_dir),
     )
 
 
@@ -105,7 +111,7 @@ def _simulate(job: SimulationJob) -> Simulation:
         return verifier.opinions(asked, [StoredCandidate(stored, similarity)])[0]
 
     setting = ReplaySetting(
-        {name: Price(*price) for name, price in job.prices.items()},
+        _tariffs(job),
         _names(job),
         verifier.prior,
         job.largest,
@@ -113,6 +119,15 @@ def _simulate(job: SimulationJob) -> Simulation:
         job.adapters,
     )
     return simulate(traffic, present, new, setting)
+
+
+def _tariffs(job: SimulationJob) -> dict[str, Tariff]:
+    """Return the prices of the day of the simulation."""
+    own: dict[str, Tariff] = {name: Price(*price) for name, price in job.prices.items()}
+    return own | {
+        name: list_tariff(name, Listed(*listed), Path(job.data_dir), lambda: job.now)
+        for name, listed in job.lists.items()
+    }
 
 
 def _policy(job: SimulationJob, texts: Texts) -> Policy:
