@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -209,19 +209,19 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
     return session
 
 
+@dataclass(slots=True, eq=False)
 class AiohttpSession:
     """`AiohttpSession` opens its session on first use. Upstreams with the gateway's own client need it only for
     WebSockets.
     """
 
-    def __init__(self, connect_timeout_s: float, max_connections: int) -> None:
-        self._connect_timeout_s = connect_timeout_s
-        self._max_connections = max_connections
-        self._session: aiohttp.ClientSession | None = None
+    connect_timeout_s: float
+    max_connections: int
+    _session: aiohttp.ClientSession | None = field(init=False, default=None)
 
     def get(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = open_session(self._connect_timeout_s, self._max_connections)
+            self._session = open_session(self.connect_timeout_s, self.max_connections)
         return self._session
 
     async def close(self) -> None:

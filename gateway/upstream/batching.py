@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.bounded_cache import BoundedCache
@@ -50,63 +50,64 @@ class _OpenBatch:
         return sum(member.rows for member in self.members)
 
 
+@dataclass(slots=True, eq=False)
 class Batching:
     """`Batching` is a `Backend` that batches calls before it passes them to another backend.
 
-    `shared`: the upstream cannot tell clients apart, so one batch may have calls of several tenants. Otherwise a batch
-    has calls of one tenant only.
+    If it is `shared`, the upstream cannot tell clients apart, and one batch may have calls of several tenants. Otherwise
+    a batch has calls of one tenant only.
     """
 
-    def __init__(self, inner: Backend, rule: BatchRule, clock: Clock, *, shared: bool) -> None:
-        self._inner = inner
-        self._rule = rule
-        self._clock = clock
-        self._shared = shared
-        self._open_batches: dict[bytes, _OpenBatch] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._failures: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> consecutive failed batches
+    inner: Backend
+    rule: BatchRule
+    clock: Clock
+    shared: bool = field(kw_only=True)
+    _open_batches: dict[bytes, _OpenBatch] = field(init=False, default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    # form -> consecutive failed batches
+    _failures: BoundedCache[bytes, int] = field(init=False, default_factory=lambda: BoundedCache(MAX_FORMS))
 
     @property
     def name(self) -> str:
-        return self._inner.name
+        return self.inner.name
 
     @property
     def http(self) -> bool:
-        return self._inner.http
+        return self.inner.http
 
     @property
     def speaks(self) -> str:
-        return self._inner.speaks
+        return self.inner.speaks
 
     @property
     def occupancy(self) -> Load:
-        return self._inner.occupancy
+        return self.inner.occupancy
 
     def wait_s(self, priority: Priority) -> float:
-        return self._inner.wait_s(priority)
+        return self.inner.wait_s(priority)
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
-        return await self._inner.models(request)
+        return await self.inner.models(request)
 
     async def ready(self) -> bool:
-        return await self._inner.ready()
+        return await self.inner.ready()
 
     async def close(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()
-        await self._inner.close()
+        await self.inner.close()
 
     async def send(self, request: RequestContext) -> Response:
         """Send the call alone or in a batch. Raise `BackendError`, as the inner backend does."""
         call = request.call
         rows = None if call is None else batch_rows(call)
-        if call is None or rows is None or rows >= self._rule.max_size:
-            return await self._inner.send(request)
+        if call is None or rows is None or rows >= self.rule.max_size:
+            return await self.inner.send(request)
         form = b"\0".join(
-            (request.path.encode(), b"" if self._shared else request.client.tenant.encode(), batch_key(call))
+            (request.path.encode(), b"" if self.shared else request.client.tenant.encode(), batch_key(call))
         )
         if (self._failures.peek(form) or 0) >= MAX_FAILED_BATCHES:
-            return await self._inner.send(request)
+            return await self.inner.send(request)
         member = _QueuedCall(request, call, rows, asyncio.get_running_loop().create_future())
         self._enqueue(form, member)
         answer: Response = await member.answer
@@ -114,18 +115,18 @@ class Batching:
 
     def _enqueue(self, form: bytes, member: _QueuedCall) -> None:
         batch = self._open_batches.get(form)
-        if batch is not None and batch.rows + member.rows > self._rule.max_size:
+        if batch is not None and batch.rows + member.rows > self.rule.max_size:
             self._dispatch(form)
             batch = None
         if batch is None:
             batch = self._open_batches[form] = _OpenBatch()
-            batch.timer = asyncio.get_running_loop().call_later(self._rule.max_wait, self._dispatch, form)
+            batch.timer = asyncio.get_running_loop().call_later(self.rule.max_wait, self._dispatch, form)
         batch.members.append(member)
-        if batch.rows == self._rule.max_size or self._is_urgent(member.request):
+        if batch.rows == self.rule.max_size or self._is_urgent(member.request):
             self._dispatch(form)
 
     def _is_urgent(self, request: RequestContext) -> bool:
-        return request.due - self._clock.monotonic() < DEADLINE_WAITS * self._rule.max_wait
+        return request.due - self.clock.monotonic() < DEADLINE_WAITS * self.rule.max_wait
 
     def _dispatch(self, form: bytes) -> None:
         batch = self._open_batches.pop(form)
@@ -168,7 +169,7 @@ class Batching:
 
     async def _send_batch(self, form: bytes, members: Sequence[_QueuedCall]) -> list[Response] | None:
         """Send one call for all members. Return None if they must be sent one by one."""
-        response = await self._inner.send(_request(members))
+        response = await self.inner.send(_request(members))
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the response to a batch is too large to be split", retryable=False)
@@ -191,7 +192,7 @@ class Batching:
 
     async def _send_single(self, member: _QueuedCall) -> None:
         """Send the call of one member, and cancel it if the client leaves."""
-        task = asyncio.ensure_future(self._inner.send(member.request))
+        task = asyncio.ensure_future(self.inner.send(member.request))
         member.answer.add_done_callback(lambda answer: task.cancel() if answer.cancelled() else None)
         try:
             answer = await task

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from yarl import URL
 
 from gateway.config.backends import HttpUpstream, OpenAIBackendConfig
@@ -14,14 +16,14 @@ from gateway.upstream.retry import Resends
 from gateway.upstream.upstream import UpstreamConfig
 
 
+@dataclass(slots=True, eq=False)
 class HttpUpstreams:
     """`HttpUpstreams` implements `UpstreamBuilder` for the adapters that are named after an HTTP protocol."""
 
-    def __init__(self, core: BackendCore) -> None:
-        self._core = core
+    core: BackendCore
 
     def __call__(self, name: str, section: OpenAIBackendConfig, resends: Resends) -> list[UpstreamConfig]:
-        environ = self._core.environ
+        environ = self.core.environ
         shared = read_secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
         upstreams = []
         for i, address in enumerate(section.addresses):
@@ -32,7 +34,7 @@ class HttpUpstreams:
     def _upstream(
         self, name: str, section: OpenAIBackendConfig, address: HttpUpstream, api_key: str | None, resends: Resends
     ) -> UpstreamConfig:
-        config, clock = self._core.config, self._core.clock
+        config, clock = self.core.config, self.core.clock
         passthrough = config.auth.mode == "passthrough"
         # Twice as many connections as calls, because some of them only wait for the end of a body.
         session = AiohttpSession(section.timeouts.connect, 2 * section.max_concurrency)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 
 from gateway.context import RequestContext
@@ -178,6 +179,7 @@ def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool 
     return harmless and request.body_source.replayable
 
 
+@dataclass(slots=True, eq=False)
 class Resends:
     """`Resends` permits and counts the calls that a transport sends again because a kept connection turned out closed.
 
@@ -185,22 +187,19 @@ class Resends:
     of retries all the same, because the upstream may have begun to work.
     """
 
-    __slots__ = ("_backend", "_budget", "_clock", "_counter")
-
-    def __init__(self, backend: str, budget: RetryBudget, clock: Clock, counter: Counter) -> None:
-        self._backend = backend
-        self._budget = budget
-        self._clock = clock
-        self._counter = counter
+    backend: str
+    budget: RetryBudget
+    clock: Clock
+    counter: Counter
 
     def allow(self) -> bool:
         """Return whether a call may be sent once more now, and count it."""
-        now = self._clock.monotonic()
-        if not self._budget.is_available(now):
-            self._counter.add(self._backend, "budget")
+        now = self.clock.monotonic()
+        if not self.budget.is_available(now):
+            self.counter.add(self.backend, "budget")
             return False
-        self._budget.spend(now)
-        self._counter.add(self._backend, "reconnected")
+        self.budget.spend(now)
+        self.counter.add(self.backend, "reconnected")
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import ClientWSTimeout, WSMsgType
@@ -22,37 +23,37 @@ HANDSHAKE = frozenset(
 )
 
 
+@dataclass(slots=True, eq=False)
 class HttpWebSocket:
     """`HttpWebSocket` implements `Duplex`; it holds its permit until it is closed."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, permit: ConcurrencyPermit) -> None:
-        self._socket = socket
-        self._permit = permit
+    socket: aiohttp.ClientWebSocketResponse
+    permit: ConcurrencyPermit
 
     @property
     def protocol(self) -> str | None:
-        return self._socket.protocol
+        return self.socket.protocol
 
     async def send(self, frame: Frame) -> None:
-        await (self._socket.send_str(frame) if isinstance(frame, str) else self._socket.send_bytes(frame))
+        await (self.socket.send_str(frame) if isinstance(frame, str) else self.socket.send_bytes(frame))
 
     async def receive(self) -> Frame | Closing:
-        message = await self._socket.receive()
+        message = await self.socket.receive()
         if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
             frame: Frame = message.data
             return frame
-        return Closing(self._socket.close_code or aiohttp.WSCloseCode.OK, str(message.extra or ""))
+        return Closing(self.socket.close_code or aiohttp.WSCloseCode.OK, str(message.extra or ""))
 
     async def drain(self) -> None:
         """Return at once: a session may last an hour, too long to wait for."""
 
     async def close(self, closing: Closing) -> None:
         try:
-            await self._socket.close(code=closing.code, message=closing.reason.encode()[:123])
+            await self.socket.close(code=closing.code, message=closing.reason.encode()[:123])
         except (ConnectionError, RuntimeError):
             pass  # already closed by the backend
         finally:
-            self._permit.release()
+            self.permit.release()
 
 
 def protocols_of(request: RequestContext, *, with_keys: bool) -> list[str]:

@@ -197,30 +197,26 @@ class _PartitionReplaced(Exception):
     """The partition that is being rebuilt no longer exists."""
 
 
+@dataclass(slots=True, eq=False)
 class Rebuilder:
     """`Rebuilder` rebuilds one partition at a time. Call `schedule_if_needed`, `added` and `removed` only with the
     owner's lock held."""
 
-    def __init__(
-        self,
-        dimension: int,
-        plan: IndexPlan,
-        train: Train,
-        owner: ExclusiveExecutor,
-        contents: Callable[[], ShardMap],
-        device: Device | None = None,
-    ) -> None:
-        self._dimension = dimension
-        self._plan = plan
-        self._train = train
-        self._owner = owner
-        self._contents = contents
-        self._device = device
-        self._journal: _Journal | None = None
-        self._pending: dict[str, Future[None]] = {}
-        self._failed: dict[str, int] = {}  # scope -> entries at the failure; it is tried again at twice as many
-        self._closed = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_yield_cores)
+    dimension: int
+    plan: IndexPlan
+    train: Train
+    owner: ExclusiveExecutor
+    contents: Callable[[], ShardMap]
+    device: Device | None = None
+    _journal: _Journal | None = field(init=False, default=None)
+    _pending: dict[str, Future[None]] = field(init=False, default_factory=dict)
+    # scope -> entries at the failure; it is tried again at twice as many
+    _failed: dict[str, int] = field(init=False, default_factory=dict)
+    _closed: threading.Event = field(init=False, default_factory=threading.Event)
+    _thread: ThreadPoolExecutor = field(
+        init=False,
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_yield_cores),
+    )
 
     @property
     def pending(self) -> list[Future[None]]:
@@ -228,11 +224,11 @@ class Rebuilder:
         return list(self._pending.values())
 
     def schedule_if_needed(self, scope: str) -> None:
-        partition = self._contents().partitions.get(scope)
+        partition = self.contents().partitions.get(scope)
         if partition is None or scope in self._pending:
             return
-        if not self._plan.needs_rebuild_for_size(partition) and (
-            self._device is None or not self._plan.needs_device_copy(partition)
+        if not self.plan.needs_rebuild_for_size(partition) and (
+            self.device is None or not self.plan.needs_device_copy(partition)
         ):
             return
         if len(partition) < 2 * self._failed.get(scope, 0):
@@ -256,7 +252,7 @@ class Rebuilder:
     # The following methods run in the training thread; operations passed to `call` run in the owner's thread.
 
     def _run(self, scope: str) -> None:
-        call = self._owner.call
+        call = self.owner.call
         with suppress(ExecutorClosed):
             try:
                 self._rebuild_or_copy(scope)
@@ -271,20 +267,20 @@ class Rebuilder:
                 trim_heap()
 
     def _rebuild_or_copy(self, scope: str) -> None:
-        journal, needs_rebuild_for_size = self._owner.call(lambda: self._start_journal(scope))
+        journal, needs_rebuild_for_size = self.owner.call(lambda: self._start_journal(scope))
         if needs_rebuild_for_size:
             self._rebuild(journal)
-        elif self._device is not None and isinstance(journal.partition, IvfPartition):
-            self._place(journal, journal.partition, self._device)
+        elif self.device is not None and isinstance(journal.partition, IvfPartition):
+            self._place(journal, journal.partition, self.device)
 
     def _rebuild(self, journal: _Journal) -> None:
-        call, partition = self._owner.call, journal.partition
+        call, partition = self.owner.call, journal.partition
         copies = (call(partial(partition.part, step)) for step in range(partition.steps))
         successor = build(
             [_without_newer(part, journal.first_id) for part in copies],
-            self._dimension,
-            self._plan,
-            self._train,
+            self.dimension,
+            self.plan,
+            self.train,
             self._check,
         )
         self._catch_up(journal, successor)
@@ -295,21 +291,21 @@ class Rebuilder:
         meanwhile."""
         begun = time.perf_counter()
         try:
-            empty = empty_lists(partition.centroids, self._plan.device_probes)
-            replica = device.replica(empty, self._dimension)
+            empty = empty_lists(partition.centroids, self.plan.device_probes)
+            replica = device.replica(empty, self.dimension)
             for step in range(partition.steps):
                 self._check()
-                part = _without_newer(self._owner.call(partial(partition.part, step)), journal.first_id)
+                part = _without_newer(self.owner.call(partial(partition.part, step)), journal.first_id)
                 replica.put(part.ids, part.vectors)
         except RuntimeError as error:
             LOG.warning(  # most likely there is no room
                 "a partition could not be copied to the device: it is searched on the CPU",
                 extra={"fields": {"entries": len(partition), "error": str(error)[:300]}},
             )
-            self._owner.call(lambda: self._on_failure(journal.scope))
+            self.owner.call(lambda: self._on_failure(journal.scope))
             return
         self._catch_up(journal, replica)
-        self._owner.call(lambda: self._swap_copy(journal, partition, replica))
+        self.owner.call(lambda: self._swap_copy(journal, partition, replica))
         took = round(time.perf_counter() - begun, 3)
         LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(replica), "seconds": took}})
 
@@ -318,7 +314,7 @@ class Rebuilder:
         additions here go in batches and those of requests come one by one."""
         while True:
             self._check()
-            news = self._owner.call(lambda: self._take_changes(journal, CATCH_UP_ENTRIES))
+            news = self.owner.call(lambda: self._take_changes(journal, CATCH_UP_ENTRIES))
             news.apply(target)
             if news.rest == 0 and len(news.ids) <= MAX_SWAP_CHANGES:
                 return
@@ -329,15 +325,15 @@ class Rebuilder:
 
     def _start_journal(self, scope: str) -> tuple[_Journal, bool]:
         """Return the journal, and whether the partition needs another form; otherwise it needs a copy."""
-        contents = self._contents()
+        contents = self.contents()
         partition = contents.partitions.get(scope)
         if partition is None:
             raise _PartitionReplaced
         self._journal = _Journal(scope, partition, contents.next_id)
-        return self._journal, self._plan.needs_rebuild_for_size(partition)
+        return self._journal, self.plan.needs_rebuild_for_size(partition)
 
     def _take_changes(self, journal: _Journal, limit: int) -> _Delta:
-        if self._contents().partitions.get(journal.scope) is not journal.partition:
+        if self.contents().partitions.get(journal.scope) is not journal.partition:
             raise _PartitionReplaced
         wanted, journal.added = journal.added[:limit], journal.added[limit:]
         removed, journal.removed = journal.removed, []
@@ -348,7 +344,7 @@ class Rebuilder:
         self._take_changes(journal, len(journal.added)).apply(successor)
         if len(successor) != len(journal.partition):
             raise AssertionError(f"{len(successor)} entries in the new form, expected {len(journal.partition)}")
-        self._contents().replace(journal.scope, successor)
+        self.contents().replace(journal.scope, successor)
         self._failed.pop(journal.scope, None)
 
     def _swap_copy(self, journal: _Journal, partition: IvfPartition, replica: Replica) -> None:
@@ -359,7 +355,7 @@ class Rebuilder:
         self._failed.pop(journal.scope, None)
 
     def _on_failure(self, scope: str) -> None:
-        partition = self._contents().partitions.get(scope)
+        partition = self.contents().partitions.get(scope)
         self._failed[scope] = 0 if partition is None else len(partition)
 
     def _close_journal(self, scope: str) -> int:
@@ -367,7 +363,7 @@ class Rebuilder:
         self._journal = None
         del self._pending[scope]
         self.schedule_if_needed(scope)  # it may already have outgrown its new form
-        partition = self._contents().partitions.get(scope)
+        partition = self.contents().partitions.get(scope)
         return 0 if partition is None else len(partition)
 
 

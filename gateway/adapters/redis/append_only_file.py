@@ -6,7 +6,7 @@ The server rewrites it by itself only once it has doubled and has 64 MB, so that
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.adapters.redis.store import RedisStore
@@ -29,13 +29,13 @@ class _RewriteState:
     succeeded: bool  # the last one
 
 
+@dataclass(slots=True, eq=False)
 class AppendOnlyFile:
     """`AppendOnlyFile` belongs to the store of a gateway. Unless `owned`, the server is the operator's, and stays as it
     is."""
 
-    def __init__(self, store: RedisStore, *, owned: bool) -> None:
-        self._store = store
-        self.owned = owned
+    store: RedisStore
+    owned: bool = field(kw_only=True)
 
     async def drop_deleted(self) -> list[str]:
         """Rewrite the file, and wait until it holds nothing that was deleted before. Return a sentence for each thing
@@ -72,12 +72,12 @@ class AppendOnlyFile:
 
     async def _begin(self) -> None:
         try:
-            await self._store.execute(lambda client: client.execute_command("BGREWRITEAOF"), TIMEOUT_S)
+            await self.store.execute(lambda client: client.execute_command("BGREWRITEAOF"), TIMEOUT_S)
         except StoreUnavailable as error:
             if "already in progress" not in str(error):  # another gateway has begun one since
                 raise
 
     async def _state(self) -> _RewriteState:
-        info: dict[str, Any] = await self._store.execute(lambda client: client.info("persistence"), TIMEOUT_S)
+        info: dict[str, Any] = await self.store.execute(lambda client: client.info("persistence"), TIMEOUT_S)
         running = info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]
         return _RewriteState(bool(running), int(info["aof_rewrites"]), info["aof_last_bgrewrite_status"] == "ok")

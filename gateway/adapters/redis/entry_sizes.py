@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,19 +41,19 @@ def _worth(text: bytes) -> float:
     return worth if 0.0 < worth < math.inf else LEAST_WORTH
 
 
+@dataclass(slots=True, eq=False)
 class RedisEntrySizes:
-    def __init__(self, store: RedisStore, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
+    store: RedisStore
+    clock: Clock
 
     async def weights(self) -> AsyncIterator[Sequence[EntrySize]]:
-        async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
+        async for members in self.store.listed(SCAN_BATCH, TIMEOUT_S):
             yield await self._sizes_of(dict(members))
 
     async def _sizes_of(self, members: Mapping[str, float]) -> Sequence[EntrySize]:
-        groups = self._store.names.group_by_list(members)
-        weighed = await self._store.execute(partial(self._weigh, groups), TIMEOUT_S)
-        now, weights = self._clock.wall(), list[EntrySize]()
+        groups = self.store.names.group_by_list(members)
+        weighed = await self.store.execute(partial(self._weigh, groups), TIMEOUT_S)
+        now, weights = self.clock.wall(), list[EntrySize]()
         for names, reply in zip(groups.values(), weighed, strict=True):
             for name, size, worth in zip(names, reply[::2], reply[1::2], strict=True):
                 weights.append(EntrySize(name, int(size), _worth(worth), members[name] <= now))
@@ -61,6 +62,6 @@ class RedisEntrySizes:
     async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> list[list[Any]]:
         async with client.pipeline(transaction=False) as pipe:
             for listed, names in groups.items():
-                keys = [listed, *map(self._store.names.entry, names)]
+                keys = [listed, *map(self.store.names.entry, names)]
                 pipe.eval(WEIGH, len(keys), *keys, *names)
             return list(await pipe.execute())

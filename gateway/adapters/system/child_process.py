@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.01  # between two probes; the fastest child (the store) is ready in 40 ms
@@ -19,13 +20,13 @@ class ChildFailed(Exception):
     """A child could not be started, ended before it was ready, or was not ready in time."""
 
 
+@dataclass(slots=True, eq=False)
 class ChildProcess:
     """A running child. Create it with `ChildProcess.start`. Call `stop` at the end, also if `wait_ready` raised."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.name = name
-        self.log = log
-        self._process = process
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
 
     @classmethod
     async def start(
@@ -68,16 +69,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     @property
     def returncode(self) -> int | None:
         """The exit code; None while it runs; negative: the signal that ended it."""
-        return self._process.returncode
+        return self.process.returncode
 
     async def wait(self) -> int:
         """Wait until the child has ended and is reaped. Return its exit code."""
-        return await self._process.wait()
+        return await self.process.wait()
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
         """Wait until `probe` returns True; an `OSError` of the probe means not yet.
@@ -126,7 +127,7 @@ class ChildProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            self._process.send_signal(number)
+            self.process.send_signal(number)
 
     def _kill(self) -> None:
         """Kill its whole session. This is safe while its leader is not reaped, because the id cannot be reused."""

@@ -8,6 +8,7 @@ batch of them. Removed entries are filtered from the results.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import faiss
@@ -167,18 +168,18 @@ class CudaDevice:
         return GpuReplica(lists, dimension)
 
 
+@dataclass(slots=True, eq=False)
 class GpuLists:
     """`GpuLists` implements `DeviceLists` over an inverted file of FAISS, on any device."""
 
-    def __init__(self, index: Any, resources: object = None) -> None:
-        self._index = index
-        self._resources = resources  # must outlive the index
+    index: Any
+    resources: object = None  # must outlive the index
 
     def __len__(self) -> int:
-        return int(self._index.ntotal)
+        return int(self.index.ntotal)
 
     def add(self, ids: Ids, vectors: Matrix) -> None:
-        self._index.add_with_ids(vectors, ids)
+        self.index.add_with_ids(vectors, ids)
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
-        return search_lists(self._index, vector, k)
+        return search_lists(self.index, vector, k)
