@@ -97,7 +97,7 @@ class SlotTurnover:
 
     @property
     def hold_s(self) -> float | None:
-        """The mean time that a permit is held; None: not known yet."""
+        """The mean time that a permit is held, or None if it is not known yet."""
         return self._holds.mean
 
     @property
@@ -106,11 +106,11 @@ class SlotTurnover:
         return LOOP_TURNS * (self._wakeups.mean or 0.0)
 
     def slot_interval_s(self, places: int) -> float:
-        """Return the expected seconds from one released permit to the next; 0: not known yet."""
+        """Return the expected seconds from one released permit to the next, or 0 if they are not known yet."""
         return self._shorter_interval((self.hold_s or 0.0) / places)
 
     def backend_interval_s(self, places: int) -> float:
-        """Return the part of `slot_interval_s` that the backend causes; 0: only the event loop is slow."""
+        """Return the part of `slot_interval_s` that the backend causes: 0 if only the event loop is slow."""
         return self._shorter_interval(max(0.0, (self.hold_s or 0.0) - self.loop_s) / places)
 
     def _shorter_interval(self, by_holds: float) -> float:
@@ -232,7 +232,7 @@ class AdaptiveLimit:
             self._adjust(slowdown)
 
     def _slowdown(self) -> float | None:
-        """Return the log of this window's slowdown against the baselines; None: no kind has a baseline yet."""
+        """Return the log of this window's slowdown against the baselines, or None if no kind has a baseline yet."""
         known = [(n, total - n * self._baselines[k]) for k, (n, total, _) in self._logs.items() if k in self._baselines]
         count = sum(n for n, _ in known)
         return sum(total for _, total in known) / count if count else None

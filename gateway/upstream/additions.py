@@ -24,9 +24,8 @@ MAX_MODELS = 1024  # remembered models of an upstream
 
 
 class RefusedAdditions:
-    """`RefusedAdditions` remembers, for the models of one upstream, which additions it refuses. `always`: for all.
-
-    `known` False: it refuses none, as most do.
+    """`RefusedAdditions` remembers, for the models of one upstream, which additions it refuses. `always` are those
+    that it refuses for all models. If nothing is `known`, it refuses none, as most do.
     """
 
     def __init__(self, always: frozenset[str] = frozenset()) -> None:
@@ -57,11 +56,11 @@ def additions(call: Call, sent: bytes, *, translated: bool) -> frozenset[str]:
 
 
 def refused_addition(body: Body, added: Set[str]) -> str | None:
-    """Return the addition that an error names; None: it names none."""
+    """Return the addition that an error names, or None if it names none."""
     if not isinstance(body, FullBody):
         return None
-    said = body.data[:MAX_READ]
-    return next((field for field in sorted(added) if any(word in said for word in _words(field))), None)
+    text = body.data[:MAX_READ]
+    return next((field for field in sorted(added) if any(word in text for word in _words(field))), None)
 
 
 def _words(field: str) -> tuple[bytes, ...]:

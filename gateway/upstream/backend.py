@@ -150,13 +150,13 @@ class UpstreamPool:
         endpoints = in_service(self.endpoints, self._clock.monotonic()) if self.single is None else self.endpoints
         return min([endpoint.backend.wait_s(request.priority) for endpoint in endpoints])
 
-    def predict(self, asked: CallFeatures, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+    def predict(self, features: CallFeatures, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """Return how long the slowest upstream that may be chosen would take, kept with probability `confidence`.
 
         The result is None while nothing recent is known. It is `upstream.PENDING_PREDICTION` while a call is in flight
         that will provide a measurement.
         """
-        predictions = [endpoint.predict(asked, now, confidence) for endpoint in in_service(self.endpoints, now)]
+        predictions = [endpoint.predict(features, now, confidence) for endpoint in in_service(self.endpoints, now)]
         known = sorted((p for p in predictions if p is not None), key=lambda p: p.total_s)
         finite = [prediction for prediction in known if not math.isinf(prediction.total_s)]
         if not finite:
@@ -165,7 +165,8 @@ class UpstreamPool:
         return finite[-1] if len(finite) == 1 or self._rules.sticky != "off" else finite[-2]
 
     def allow(self, now: float, request: RequestContext | None = None) -> bool:
-        """Return whether some upstream accepts such calls now. None: any call, of any tenant."""
+        """Return whether some upstream accepts the request now. Without one, return whether it accepts any call, of any
+        tenant."""
         return any(
             endpoint.breaker.ready(now)
             and not endpoint.retry_after_s(request, now)
@@ -196,8 +197,8 @@ class UpstreamPool:
         if request.work.transmission is not None:
             self._require_first_transmission(request, request.work.transmission)
         if now >= calls.due:
-            said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
-            raise BackendError(said, status=504, retryable=False, sent=False)
+            message = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
+            raise BackendError(message, status=504, retryable=False, sent=False)
         self.budget.record_call(now)
         self._calls += 1
         endpoint = self._pick_first(request, now)
@@ -218,8 +219,8 @@ class UpstreamPool:
         """Raise `BackendError` if the request has gone to a backend before and may go only once."""
         transmission.once = not is_repeatable(request)
         if transmission.final:
-            said = "the request may have been sent before, and may be sent only once"
-            raise BackendError(f"backend '{self.name}' was not called: {said}", retryable=False)
+            reason = "the request may have been sent before, and may be sent only once"
+            raise BackendError(f"backend '{self.name}' was not called: {reason}", retryable=False)
 
     async def _retry_until_final(
         self, request: RequestContext, endpoint: Upstream, attempts: list[AttemptResult]
@@ -382,7 +383,7 @@ class UpstreamPool:
     def _pick(
         self, request: RequestContext, endpoints: Sequence[Upstream], now: float, *, remember: bool = True
     ) -> Upstream:
-        """Choose one of `endpoints`. `remember`: later prompts with the same prefix prefer it."""
+        """Choose one of `endpoints`. With `remember`, later prompts with the same prefix prefer it."""
         call, prefixes = request.call, self._prefixes
         if call is not None and prefixes is not None:
             candidates = [LoadCandidate(each.upstream.address, each.load, each.upstream.weight) for each in endpoints]
@@ -440,7 +441,7 @@ class UpstreamPool:
         return True
 
     def _pause_s(self, request: RequestContext, retries: int, outcome: Outcome) -> float | None:
-        """Return the seconds to wait before the next attempt; None: no further attempt."""
+        """Return the seconds to wait before the next attempt, or None if there is none."""
         if retries + 1 >= self._rules.attempts:
             return None
         now, until = self._clock.monotonic(), min(request.due, request.calls.due)
@@ -458,7 +459,8 @@ class UpstreamPool:
     def _attempt_timeout_s(
         self, request: RequestContext, tried: Collection[Upstream], retries: int, now: float
     ) -> float | None:
-        """Return the time to first byte that the last one of `tried` is allowed; None: only its own timeouts apply."""
+        """Return the time to first byte that the last one of `tried` is allowed, or None if only its own timeouts
+        apply."""
         until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None

@@ -54,8 +54,8 @@ class UpstreamBackoff:
         self.until.put(key, max(until, self.until.peek(key) or 0.0))
 
     def remaining_s(self, account: str, now: float, scope: str = "") -> float:
-        """Return the remaining seconds for this account or for all, and for this scope or for everything; 0: calls are
-        allowed."""
+        """Return the remaining seconds for this account or for all, and for this scope or for everything: 0 if
+        calls are allowed."""
         if not self.until:
             return 0.0
         keys = {(account, scope), (account, ""), ("", scope), ("", "")}

@@ -78,18 +78,18 @@ class BaseUrl:
         below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return f"{below or '/'}?{query}" if query else below or "/"
 
-    def location(self, told: str) -> str:
+    def location(self, url: str) -> str:
         """Return the `Location` of a redirect as the client reaches it.
 
         An address of this upstream loses its origin, and its path becomes that of clients. Others are unchanged.
         """
-        below = told.removeprefix(self.origin) if told.startswith(self.origin + "/") else told
+        below = url.removeprefix(self.origin) if url.startswith(self.origin + "/") else url
         if not below.startswith("/") or below.startswith("//"):
-            return told
+            return url
         for root, client_root in ((self._base, "/v1"), (self._root, "")):
             if below == root or below.startswith((f"{root}/", f"{root}?")):
                 return client_root + below[len(root) :]
-        return told
+        return url
 
     def on_not_found(self, request: RequestContext, sent: UpstreamRequest, answer: Response) -> None:
         """Log a warning if a 404 suggests a wrong base URL. It is logged once, because it concerns every call."""

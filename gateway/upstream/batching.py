@@ -54,8 +54,8 @@ class _OpenBatch:
 class Batching:
     """`Batching` is a `Backend` that batches calls before it passes them to another backend.
 
-    If it is `shared`, the upstream cannot tell clients apart, and one batch may have calls of several tenants. Otherwise
-    a batch has calls of one tenant only.
+    If it is `shared`, the upstream cannot tell clients apart, and one batch may have calls of several tenants.
+    Otherwise a batch has calls of one tenant only.
     """
 
     inner: Backend

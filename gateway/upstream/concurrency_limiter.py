@@ -65,9 +65,9 @@ class ConcurrencyPermit:
 class ConcurrencyLimiter:
     """`ConcurrencyLimiter` grants at most `ceiling` permits at once.
 
-    `adaptive`: fewer permits, as many as keep the backend's latency low. `tenant_share`: a tenant with this share of
-    the permits gets no further one while calls of others wait. A call waits at most `max_wait_s`, and not beyond its
-    own deadline or `timeouts.total`, and never longer than `MAX_WAIT_S`.
+    If it is `adaptive`, it grants fewer permits: as many as keep the backend's latency low. A tenant with
+    `tenant_share` of the permits gets no further one while calls of others wait. A call waits at most `max_wait_s`, and
+    not beyond its own deadline or `timeouts.total`, and never longer than `MAX_WAIT_S`.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class ConcurrencyLimiter:
         if self._admissions or self.inflight >= self._limit.value:
             return None
         self.inflight += 1
-        held, tenant = self._held, request.client.account
-        held[tenant] = held.get(tenant, 0) + 1
+        permits, tenant = self._held, request.client.account
+        permits[tenant] = permits.get(tenant, 0) + 1
         return ConcurrencyPermit(self, tenant, self._clock.monotonic())
 
     async def acquire(self, request: RequestContext) -> ConcurrencyPermit:
@@ -152,11 +152,11 @@ class ConcurrencyLimiter:
             now = self._clock.monotonic()
             self._record_hold(now - acquired_at, now)
         self.inflight -= 1
-        held = self._held
-        if held[tenant] > 1:
-            held[tenant] -= 1
+        permits = self._held
+        if permits[tenant] > 1:
+            permits[tenant] -= 1
         else:
-            del held[tenant]
+            del permits[tenant]
         if self._admissions:
             self._admit()
 
@@ -230,7 +230,7 @@ class ConcurrencyLimiter:
     def _saturated_tenants(self) -> set[str]:
         """Return the tenants that hold their share of the permits."""
         most = self.tenant_limit
-        return {tenant for tenant, held in self._held.items() if held >= most}
+        return {tenant for tenant, permits in self._held.items() if permits >= most}
 
     def _refuse(self, ticket: Ticket, reason: ShedReason) -> None:
         admission = self._admissions.pop(ticket, None)
@@ -245,14 +245,14 @@ class ConcurrencyLimiter:
         waiting = len(self._queue)
         wait_s = self._expected_wait_s(waiting)
         retry_after_s = min(MAX_RETRY_AFTER_S, max(1, ceil(wait_s)))
-        said = _REASONS[reason]
+        reason_text = _REASONS[reason]
         if reason is ShedReason.QUEUE_FULL:
-            said = (
-                f"{said}: {waiting} requests wait, which the backend serves in {wait_s:.2g} s, "
+            reason_text = (
+                f"{reason_text}: {waiting} requests wait, which the backend serves in {wait_s:.2g} s, "
                 f"and {self.inflight} are in flight; see max_concurrency and adaptive"
             )
         return BackendOverloaded(
-            f"backend '{self._backend}' is at its concurrency limit ({said})",
+            f"backend '{self._backend}' is at its concurrency limit ({reason_text})",
             reason,
             retry_after_s,
         )

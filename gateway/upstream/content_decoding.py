@@ -96,7 +96,7 @@ _INVALID = (zlib.error, brotli.error, zstd.ZstdError, EOFError)
 
 
 def coding_of(header_map: Mapping[str, str]) -> str:
-    """Return the coding of a body, in lower case; empty: it has none."""
+    """Return the coding of a body, in lower case; it is empty if there is none."""
     coding = header_map.get("content-encoding", "").strip().lower()
     return "" if coding == "identity" else coding
 
@@ -146,7 +146,7 @@ def _has_zlib_header(data: bytes) -> bool:
 
 
 def decode_whole(data: bytes, coding: str) -> bytes | None:
-    """Return a whole body decoded; None: it cannot be decoded, or becomes too large."""
+    """Return a whole body decoded, or None if it cannot be decoded or becomes too large."""
     decoder = ContentDecoder(coding)
     try:
         decoded = decoder.decode(data)

@@ -68,7 +68,8 @@ MAX_NAMES = 1024  # remembered names; beyond this number they are forgotten
 class ProviderIds(dict[str, int]):
     """`ProviderIds` finds a provider's id of a request in the headers of its answer.
 
-    It remembers the rank of each name as written, as `HeaderFilter` does; 0: the name is none of `PROVIDER_IDS`.
+    It remembers the rank of each name as written, as `HeaderFilter` does. The rank is 0 if the name is none of
+    `PROVIDER_IDS`.
     """
 
     def __missing__(self, name: str) -> int:

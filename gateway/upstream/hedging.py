@@ -106,11 +106,11 @@ def _runs_on_client(tool: object) -> bool:
 
 
 def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None) -> float | None:
-    """Return the seconds to wait for the first upstream before the hedge is sent; None: send no hedge.
+    """Return the seconds to wait for the first upstream before the hedge is sent, or None to send no hedge.
 
-    `predicted_s` is the quantile of its time to first byte; None or infinite: not known. `remaining_s` is the time
-    until the deadline. `other_s` is the expected time of another upstream; None: not known. A hedge that could only
-    respond after the deadline is not sent.
+    `predicted_s` is the quantile of its time to first byte, or None or infinite if it is not known. `remaining_s`
+    is the time until the deadline. `other_s` is the expected time of another upstream, if it is known. A hedge that
+    could only respond after the deadline is not sent.
     """
     if predicted_s is None or math.isinf(predicted_s):
         return None
@@ -163,20 +163,20 @@ class Hedging:
         self._cleanup_tasks: set[asyncio.Task[None]] = set()  # end the races of finished requests
 
     def delay_s(self, endpoint: Upstream, request: RequestContext) -> float | None:
-        """Return the seconds to wait for `endpoint` before the hedge is sent; None: send no hedge.
+        """Return the seconds to wait for `endpoint` before the hedge is sent, or None to send no hedge.
 
         Call it once for each call, before it is sent, because it feeds the budget.
         """
-        asked = call_features(request.call, request.route)
-        if asked is None or not is_hedgeable(request.call, is_internal=request.work.internal):
+        features = call_features(request.call, request.route)
+        if features is None or not is_hedgeable(request.call, is_internal=request.work.internal):
             return None
         self._budget.record_call()
         now, until = self._clock.monotonic(), request.due
-        predicted = endpoint.predict(asked, now, self._rules.quantile)
+        predicted = endpoint.predict(features, now, self._rules.quantile)
         others = (
             ()
             if math.isinf(until)
-            else (other.predict(asked, now, 0.5) for other in self._endpoints if other != endpoint)
+            else (other.predict(features, now, 0.5) for other in self._endpoints if other != endpoint)
         )
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
         return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
@@ -263,7 +263,7 @@ class _Race:
         return not any(task.done() for task in self._endpoints)
 
     def start(self, endpoint: Upstream, *, own_timings: bool = False) -> None:
-        """Send the call. `own_timings`: to a child request with separate timings."""
+        """Send the call. With `own_timings` it is that of a child request with separate timings."""
         request = self._request.child("hedge") if own_timings else self._request
         self._endpoints[asyncio.create_task(self._send(endpoint, request))] = endpoint
 

@@ -79,8 +79,8 @@ async def translate_response(name: str, response: Response, translated: Translat
         if isinstance(body, EventStream):
             return replace(response, body=EventStream(with_observer(body.events, _translator(translated))))
         if isinstance(body, FullBody):
-            said = translated.whole(body.data) if response.status == 200 else None
-            return _json(response, translated.error(response.status, body.data) if said is None else said)
+            data = translated.whole(body.data) if response.status == 200 else None
+            return _json(response, translated.error(response.status, body.data) if data is None else data)
     except MalformedResponse as error:
         raise BackendError(f"backend '{name}': {error}", retryable=False) from None
     await close_body(body)
@@ -215,7 +215,8 @@ class HttpBackend(LimitedBackend):
             raise
 
     async def _on_refusal(self, request: RequestContext, sent: UpstreamRequest, refusal: Response) -> Response | None:
-        """Return the response to the call once the gateway's own part in its refusal is mended; None: it has none."""
+        """Return the response to the call once the gateway's own part in its refusal is mended, or None if it
+        has no part in it."""
         if request.call is None:
             return None
         if refusal.status != NOT_FOUND:
@@ -226,7 +227,8 @@ class HttpBackend(LimitedBackend):
     async def _without_addition(
         self, request: RequestContext, sent: UpstreamRequest, refusal: Response
     ) -> Response | None:
-        """Send a call once more without the field of the gateway that the endpoint refuses; None: it names none."""
+        """Send a call once more without the field of the gateway that the endpoint refuses. Return None if it names
+        none."""
         call, body = request.call, sent.body
         assert call is not None and isinstance(body, bytes)
         translated = not accepts(self.speaks, call.dialect.name)
@@ -262,7 +264,7 @@ class HttpBackend(LimitedBackend):
     async def _read(
         self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
     ) -> Response:
-        """Return the response once its first byte, or all of it, has arrived. `end`: see `_deadlines`."""
+        """Return the response once its first byte, or all of it, has arrived. `_deadlines` explains `end`."""
         call, memo = request.call, answer.memo
         parse = call is not None
         streams = call is not None and call.stream
@@ -475,10 +477,10 @@ class HttpBackend(LimitedBackend):
         return asyncio.get_running_loop().time() + limit_s
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
-        model, kept = self._models.upstream_name(call.model), bool(request.keys.fingerprint) or request.reads_answer
+        model, is_kept = self._models.upstream_name(call.model), bool(request.keys.fingerprint) or request.reads_answer
         if not self._unsigned_thinking:
             call = self._own_dialect.fitted(call, request.headers)
-        sent = call.dialect.outgoing(request.path, call, model=model, kept=kept)
+        sent = call.dialect.outgoing(request.path, call, model=model, kept=is_kept)
         return self._accepted(call, sent) if self._refused_additions.known else sent
 
     def _accepted(self, call: Call, sent: Outgoing, *, translated: bool = False) -> Outgoing:
@@ -493,7 +495,7 @@ class HttpBackend(LimitedBackend):
         return not answers_client(self.speaks, client_of(request.headers))
 
     def _headers(self, request: RequestContext, *, foreign: bool = False) -> list[tuple[str, str]]:
-        """Return the headers to send. `foreign`: translate them from the client's dialect."""
+        """Return the headers to send. Those of a `foreign` request are translated from the client's dialect."""
         is_parsed = request.call is not None  # the gateway parses the response, and has decoded the request body
         passing = self._parsed_request_filter if is_parsed else self._request_filter
         client_headers = request.upstream_headers()

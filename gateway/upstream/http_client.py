@@ -33,7 +33,7 @@ class Opening:
 class UpstreamRequest(NamedTuple):
     """A request to send.
 
-    `body` may be a stream, with its `length` if known. `repeatable`: the request may be sent once more if the server
+    `body` may be a stream, with its `length` if known. A `repeatable` request may be sent once more if the server
     silently closes a reused connection. `opening` is shared by all requests with this method, target and headers. They
     differ only in `extra_headers`, body and length.
     """

@@ -366,7 +366,7 @@ class LatencyBook:
     def observe_censored(
         self, features: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
     ) -> None:
-        """Learn from a call that was abandoned after `seconds`: the full response would have taken longer.
+        """Learn from a call that was abandoned after `seconds`. The full response would have taken longer.
 
         `ttft_s` is the time to its first token, if that had arrived. For an unknown upstream, the call counts as
         complete.

@@ -33,11 +33,11 @@ TURN_KEYS = ("messages", "input")
 
 
 def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
-    """Return the sticky key of a call; None: any upstream will do.
+    """Return the sticky key of a call, or None if any upstream will do.
 
-    `user`: the tenant and the end user that the body names. `conversation`: also the model, the system prompt and the
-    messages up to the first user message, which every later request of the conversation repeats. `prefix` has no key:
-    see `warm_upstreams`.
+    With `user` it covers the tenant and the end user that the body names. With `conversation` it also covers the model,
+    the system prompt and the messages up to the first user message: every later request repeats them. There is no key
+    with `prefix` (see `warm_upstreams`).
     """
     if sticky in ("off", "prefix") or call.embeds:
         return None
@@ -105,7 +105,7 @@ class PeakEwma:
 
     @property
     def seconds(self) -> float | None:
-        """The last value, without decay. None: nothing was observed."""
+        """The last value, without decay, or None if nothing was observed."""
         return self._seconds
 
     def expected(self, best_s: float, now: float) -> float:

@@ -68,10 +68,10 @@ def names_caller(headers: Mapping[str, str]) -> bool:
 
 
 def refused(response: Response, *, is_read: bool = True) -> Refused | None:
-    """Return what the response refuses; None: nothing beyond this request.
+    """Return what the response refuses, or None for nothing beyond this request.
 
-    `is_read` False: the request passed through unread. A key may be good for chats and not for files, so a refusal then
-    concerns the path only.
+    A key may be good for chats and not for files. So the refusal of a request that passed through unread (not
+    `is_read`) concerns the path only.
     """
     status = response.status
     if not is_read:

@@ -49,9 +49,9 @@ class ResponseReader:
         max_event: int,
         silence_s: float,
     ) -> None:
-        """`deadline` is the event-loop time for the end of the body; it covers all attempts together. `max_event`: the
-        longest event of a stream in bytes. `silence_s`: the longest time for which the head of a silent stream is held;
-        0: any time."""
+        """`deadline` is the event-loop time for the end of the body; it covers all attempts together. `max_event`
+        is the longest event of a stream in bytes. `silence_s` is the longest time for which the head of a silent stream
+        is held, or 0 for any time."""
         self._silence_s = silence_s or math.inf
         self._max_event = max_event
         self._name = name
@@ -70,8 +70,8 @@ class ResponseReader:
     async def answer(
         self, headers: Headers, dialect: Dialect | None, *, streams: bool = False, open_parts: OpenParts | None = None
     ) -> Response:
-        """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
-        to a call that was not parsed. `streams`: the call asks for a stream, whose `open_parts` are as in `Dialect`.
+        """Return the response. `headers` are the ones to forward. `dialect` is that of the body, or None after a
+        call that was not parsed. If the call `streams`, it asks for a stream, whose `open_parts` are as in `Dialect`.
 
         Raise `BackendError`, also if the body breaks or cannot be read: nothing of it has reached the client.
         """
@@ -191,7 +191,7 @@ class ResponseReader:
         return [*whole, *missing]
 
     async def _read_until(self, until: float, read: Callable[[], Awaitable[bytes]]) -> bytes | None:
-        """Return what `read` returns; None: it does not by `until`, which is event-loop time."""
+        """Return the result of `read`, or None if there is none by `until`, which is event-loop time."""
         if until == math.inf:
             return await read()
         try:
@@ -311,7 +311,7 @@ class ResponseReader:
 
 
 class _Body(Generic[T]):
-    """The rest of a body as a `Source`: `feed` converts each chunk, and `close` the end. If `feed` returned comments,
+    """The rest of a body as a `Source`. `feed` converts each chunk, and `close` the end. If `feed` returned comments,
     `after_comments` returns the items of the same chunk."""
 
     can_notify, drained = False, True
@@ -432,7 +432,7 @@ class _NotifyingBody(_Body[T]):
 
 
 def _length_of(header_map: Mapping[str, str]) -> int:
-    """Return the announced length of a body in bytes; 0: not announced."""
+    """Return the announced length of a body in bytes, or 0 if there is none."""
     length = header_map.get("content-length", "")
     return int(length) if length.isascii() and length.isdigit() else 0
 

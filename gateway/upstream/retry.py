@@ -34,7 +34,7 @@ class RetryTarget(Enum):
 
 
 def target_after_response(status: int, *, waits: bool) -> RetryTarget:
-    """Return the target after a response. `waits`: the upstream said when it accepts calls again."""
+    """Return the target after a response. If it `waits`, the upstream said when it accepts calls again."""
     if status in (408, 429, 500):
         return RetryTarget.OTHERS
     if not is_failure(status):
@@ -115,7 +115,7 @@ def attempt_timeout_s(remaining_s: float, other_s: float | None) -> float | None
     """Return the time to first byte that an upstream is allowed, so that another one could still respond.
 
     The other one gets twice its expected time, at most half of the remaining time; half if nothing is known of it.
-    None: the other one would be too late too, so giving up on this one gains nothing.
+    Return None if the other one would be too late too: giving up on this one gains nothing then.
     """
     if other_s is None:
         return remaining_s / 2
@@ -129,7 +129,8 @@ Outcome = Response | BackendError
 
 
 def retry_target(outcome: Outcome, request: RequestContext, *, waits: bool) -> RetryTarget:
-    """Return the upstreams that may be tried next. `waits`: the upstream said when it accepts calls again."""
+    """Return the upstreams that may be tried next. If it `waits`, the upstream said when it accepts calls
+    again."""
     if isinstance(outcome, Response):
         target, sent, answered = target_after_response(outcome.status, waits=waits), True, True
         if target is not RetryTarget.NOBODY and forbids_retry(outcome):
@@ -162,8 +163,8 @@ def failed(outcome: Outcome) -> bool:
 
 
 def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool = False) -> bool:
-    """Return whether the call may be sent again. `sent` False: nothing of it was sent, so it may. `answered`: the
-    backend has answered with an error, so that it works no longer.
+    """Return whether the call may be sent again. It may if nothing of it was `sent`. A backend that has `answered`
+    with an error works no longer.
 
     Parsed calls change nothing upstream, unless they are stateful. Others may. They are repeated only if the method
     allows it (RFC 9110 section 9.2.2), or if they are self-contained and were answered. Their body must be at hand. The

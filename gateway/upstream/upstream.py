@@ -71,7 +71,8 @@ class UpstreamState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """`ServerLoad` holds facts from a server's metrics that the gateway cannot know itself. None: it does not say."""
+    """`ServerLoad` holds facts from a server's metrics that the gateway cannot know itself, and None for each that
+    it does not report."""
 
     queued_elsewhere: int = 0  # calls of other clients that wait at the server
     gpu_utilization: float | None = None  # of its busiest GPU, in [0, 1]
@@ -137,11 +138,11 @@ class Upstream:
         return pace
 
     def slowest_s(self) -> float | None:
-        """Return the seconds that the slowest kind of call takes. None: nothing is known yet."""
+        """Return the seconds that the slowest kind of call takes, or None if nothing is known yet."""
         return max((s for pace in self._paces.values() if (s := pace.seconds) is not None), default=None)
 
     def retry_after_s(self, request: RequestContext | None, now: float) -> float:
-        """Return the seconds that the upstream wants no such calls; 0: they are allowed.
+        """Return the seconds that the upstream wants no such calls: 0 if they are allowed.
 
         With None, the longest pause of some model or path counts, if it holds for all tenants.
         """
@@ -202,7 +203,7 @@ class Upstream:
             self.waits.add(account, now + seconds, "" if everything else self.scope_of(request))
 
     def count(self, status: int, seconds: float, *, whole: bool) -> None:
-        """Count a response that began `seconds` after the call. `whole`: it was complete by then."""
+        """Count a response that began `seconds` after the call. A `whole` one was complete by then."""
         tally = self._answers.get((status, whole))
         if tally is None:
             name, telemetry = self.backend.name, self.telemetry
@@ -363,7 +364,7 @@ class Attempt:
         return request.constraints.affinity is not None
 
     def _record_outcome(self, now: float, *, failed: bool, usable: bool) -> None:
-        """Record the outcome for the upstream's health. `failed`: through the upstream's fault."""
+        """Record the outcome for the upstream's health. If it has `failed`, the upstream is at fault."""
         endpoint = self.endpoint
         breaker, previous = endpoint.breaker, endpoint.breaker.state(now)
         if endpoint.is_compared:

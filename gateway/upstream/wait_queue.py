@@ -89,9 +89,9 @@ class WaitQueue:
         """Return the number of calls that may wait. Call it for each new call.
 
         A queue that was empty for a moment, because many permits were released at once, does not start a new burst.
-        `ceiling` is the maximum number of permits; `is_starting`: the limit is in its initial growth. `hold_s` is the
-        mean hold of a permit; None: not known yet. `slot_interval_s` is the time between two released permits.
-        `backend_interval_s` is the part of it that the backend causes; None: all of it.
+        `ceiling` is the maximum number of permits; while `is_starting`, the limit is in its initial growth.
+        `hold_s` is the mean hold of a permit, if it is known. `slot_interval_s` is the time between two released
+        permits, and `backend_interval_s` the part of it that the backend causes, or None for all of it.
         """
         interval = max(STANDING_S, hold_s or 0.0)
         if not len(self):
@@ -120,7 +120,7 @@ class WaitQueue:
         return shed
 
     def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | ShedReason | None:
-        """Add a call. Return None: it waits; a ticket: it replaces that one; a reason: it is refused."""
+        """Add a call. Return None if it waits, the ticket that it replaces, or the reason why it is refused."""
         victim = None
         if len(self) >= room:
             victim = self._victim(ticket, room)

@@ -19,7 +19,8 @@ class WarmUpstreams(Protocol):
         self, call: Call, tenant: str, candidates: Sequence[LoadCandidate], preferred: str | None, *, remember: bool
     ) -> tuple[int, str] | None:
         """Return the place of the best candidate and the outcome as a word, or None for a prompt without a prefix.
-        `preferred` is the address that the request prefers. `remember`: later prompts with this prefix prefer it."""
+        `preferred` is the address that the request prefers. With `remember`, later prompts with this prefix
+        prefer the candidate."""
 
 
 def open_prefixes() -> WarmUpstreams:

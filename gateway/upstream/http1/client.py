@@ -45,10 +45,10 @@ class Client:
     ) -> HttpResponse:
         """Send a request and return its response once the head has arrived.
 
-        `head` comes from `headers.request_head`. `length` is the Content-Length of a streamed body; None: chunked.
-        `is_head_request`: the response has no body (HEAD). `deadline` is the event-loop time by which the head must
-        arrive. `repeatable`: if a reused connection closes before the first byte of the response, send the request once
-        more over a new connection, unless `may_resend` refuses. A streamed body is never repeated.
+        `head` comes from `headers.request_head`. `length` is the Content-Length of a streamed body, or None for
+        chunks. The response to a HEAD (`is_head_request`) has no body. `deadline` is the event-loop time by which the
+        head must arrive. If a reused connection closes before the first byte of the response, a `repeatable` request is
+        sent once more. It goes over a new connection, unless `may_resend` refuses. A streamed body is never repeated.
 
         Raise `ExchangeFailed`, and whatever `body` raises.
         """

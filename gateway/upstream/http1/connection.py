@@ -70,7 +70,7 @@ class DeadlineTimer:
 class RequestBody:
     """`RequestBody` sends a streamed body, no faster than the server accepts it.
 
-    `length` is in bytes; None: chunked. `on_error` is called once if `body` raises or does not have that length.
+    `length` is in bytes, or None for chunks. `on_error` is called once if `body` raises or does not have that length.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
     ) -> HttpResponse:
         """Send a request and return its response, of which nothing has arrived; use `wait`.
 
-        `length` is the Content-Length of a streamed body; None: chunked.
+        `length` is the Content-Length of a streamed body, or None for chunks.
         """
         assert self.transport is not None and self._answer is None
         answer = self._answer = HttpResponse(self)

@@ -73,7 +73,7 @@ def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def framing_lines(method: str, length: int | None) -> bytes:
-    """Return the lines that delimit the body, each with CRLF. `length` is in bytes; None: chunked."""
+    """Return the lines that delimit the body, each with CRLF. `length` is in bytes, or None for chunks."""
     if length is None:
         return CHUNKED
     return b"" if length == 0 and method in BODILESS else b"Content-Length: %d\r\n" % length
@@ -112,7 +112,7 @@ def check_coding(transfer_encoding: str) -> None:
 
 
 def keep_alive_s(keep_alive: str | None, max_idle_s: float) -> float:
-    """Return the seconds that a connection may be idle; 0: do not reuse it.
+    """Return the seconds that a connection may be idle: 0 if it may not be reused.
 
     The bound is `max_idle_s`, or one second less than the server's `Keep-Alive: timeout=5`. The margin keeps a request
     from meeting the server's close.

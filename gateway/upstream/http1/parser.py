@@ -66,7 +66,7 @@ class HeadShape:
         self.has_request_id = any(REQUEST_ID.match(match[1]) for match in matches)
 
     def with_values(self, values: list[bytes]) -> CachedHead | None:
-        """Return the head with these values; None: llhttp must parse it."""
+        """Return the head with these values, or None if llhttp must parse it."""
         if len(values) != len(self.value_indexes):
             return None
         headers, length = self._headers.copy(), b""
@@ -187,7 +187,7 @@ class ResponseParser:
         self._error: MalformedAnswer | None = None
 
     def start(self, answer: HttpResponse, *, is_head_request: bool) -> None:
-        """Begin to parse a response. `is_head_request`: it responds to HEAD, so it has no body."""
+        """Begin to parse a response. The response to a HEAD (`is_head_request`) has no body."""
         self._answer = answer
         self._is_head_request = is_head_request
         self.ended = self.has_started = self.is_close_delimited = False
@@ -246,14 +246,14 @@ class ResponseParser:
             self._head_cache.learn(data, answer.status, answer.headers, answer.header_map, keep_alive=self._keep_alive)
 
     def idle_s(self, max_idle_s: float) -> float:
-        """Return the seconds that the connection may be idle after this response; 0: do not reuse it."""
+        """Return the seconds that the connection may be idle after this response: 0 if it may not be reused."""
         if self._has_excess or not self._keep_alive:
             return 0.0
         if self._is_head_request:
             # llhttp expects the body that a response to HEAD announces but does not send
             self._parser = self._new_parser()
-        said = self._header_map.get("keep-alive")
-        return max_idle_s if said is None else keep_alive_s(said, max_idle_s)
+        value = self._header_map.get("keep-alive")
+        return max_idle_s if value is None else keep_alive_s(value, max_idle_s)
 
     def close(self) -> None:
         """Release the parser, which holds a reference cycle with this object."""
@@ -276,10 +276,10 @@ class ResponseParser:
         if fields is None:
             return  # trailers are dropped
         field, listed = self._names[name]
-        said = value.decode("utf-8", "surrogateescape").rstrip(" \t")
-        fields.append((field, said))
+        text = value.decode("utf-8", "surrogateescape").rstrip(" \t")
+        fields.append((field, text))
         if listed is not None:
-            self._header_map[listed] = f"{self._header_map[listed]}, {said}" if listed in self._header_map else said
+            self._header_map[listed] = f"{self._header_map[listed]}, {text}" if listed in self._header_map else text
 
     def on_headers_complete(self) -> None:
         answer, fields, self._fields = self._answer, self._fields, None

@@ -99,8 +99,8 @@ class Connector:
         loop = asyncio.get_running_loop()
         async with self._resolve_lock:
             if not self._addresses or loop.time() >= self._addresses_expire_at:
-                found = await loop.getaddrinfo(self._origin.host, self._origin.port, type=socket.SOCK_STREAM)
-                self._addresses, self._addresses_expire_at = list(found), loop.time() + DNS_TTL_S
+                addresses = await loop.getaddrinfo(self._origin.host, self._origin.port, type=socket.SOCK_STREAM)
+                self._addresses, self._addresses_expire_at = list(addresses), loop.time() + DNS_TTL_S
             self._addresses.append(self._addresses.pop(0))  # rotate: each connection starts with the next address
             return list(self._addresses)
 
@@ -240,7 +240,7 @@ class ConnectionPool:
         return ClientConnection(self, self._names, self._known, self._idle_s)
 
     async def _wait_for_slot(self, deadline: float) -> ClientConnection | None:
-        """Return a released connection, or None: there is room for a new one, reserved for the caller."""
+        """Return a released connection, or None if there is room for a new one, which is reserved for the caller."""
         if len(self._waiters) >= MAX_WAITING:
             raise PoolExhausted("all connections are in use, and too many requests wait for one")
         waiter: asyncio.Future[ClientConnection | None] = asyncio.get_running_loop().create_future()

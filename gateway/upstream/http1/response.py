@@ -53,7 +53,8 @@ class HttpResponse:
         return data
 
     def poll(self) -> bytes | None:
-        """Return the bytes that have arrived; None: nothing yet; empty: the end. Raise `ExchangeFailed`."""
+        """Return the bytes that have arrived, None if there are none yet, or empty bytes at the end. Raise
+        `ExchangeFailed`."""
         if self.chunks:
             return self.take()
         if self.error is not None and not self.whole:
