@@ -76,7 +76,7 @@ def split_content(
     """Return the text of a turn, and its other parts (images, files, tool results), which must be equal for a match.
 
     With other parts, placeholders keep the positions of the texts, because they show which caption belongs to which
-    image. `plain` are the keys of a part that is only text; None: any keys.
+    image. `plain` are the keys of a part that is only text, or None for any keys.
     """
     texts = [part["text"] for part in parts if is_text(part)]
     if len(texts) == len(parts) and (plain is None or all(part.keys() <= plain for part in parts)):

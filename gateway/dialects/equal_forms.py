@@ -24,8 +24,8 @@ MAX_EXACT = 2**53  # beyond it, a double stands for several integers
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An optional field. Null counts as absent. `defaults`: further values that do. `form`: brings equal values to one
-    form, before they are compared."""
+    """An optional field. Null counts as absent. `defaults` are further values that do. `form` brings equal values to
+    one form, before they are compared."""
 
     defaults: tuple[Any, ...] = ()
     form: Callable[[Any], Any] | None = None
@@ -68,7 +68,7 @@ def with_defaults_left_out(body: Mapping[str, Any], table: Table) -> dict[str, A
 
 def leave_out_choice(plain: dict[str, Any], with_tools: Any, without: Any, others: Sequence[str]) -> None:
     """Leave out a `tool_choice` that is the default: one value where there are tools, another where there are none.
-    `others`: fields that may bring tools, too."""
+    `others` are fields that may bring tools, too."""
     choice = plain["tool_choice"]
     if choice == with_tools if "tools" in plain else choice == without and not any(name in plain for name in others):
         del plain["tool_choice"]

@@ -41,7 +41,8 @@ BOM = b"\xef\xbb\xbf"  # a byte order mark: clients on .NET write one, and a rea
 
 
 def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any], bytes]:
-    """Parse as `parse_object` does; return (object, its bytes as orjson writes them). `canonical`: sorted keys."""
+    """Parse as `parse_object` does. Return the object, and its bytes as orjson writes them: with sorted keys if they
+    are `canonical`."""
     body = body.removeprefix(BOM)
     try:
         value = orjson.loads(body)
@@ -160,7 +161,8 @@ def is_lenient(data: bytes) -> bool:
 
 
 def json_writer(payload: Iterable[bytes]) -> Callable[[Any], bytes]:
-    """Return the function that writes values which `load_json` has read from `payload`: orjson's unless it cannot."""
+    """Return the function that writes values which `load_json` has read from `payload`. It is orjson's if that can
+    write them."""
     return dump_json if any(map(is_lenient, payload)) else orjson.dumps
 
 
@@ -218,7 +220,8 @@ def check_limit(body: Mapping[str, Any], field: str) -> None:
 
 
 def limit_of(*values: Any) -> int | None:
-    """Return the first of these values that limits anything; None: none does. They were checked with `check_limit`."""
+    """Return the first of these values that limits anything, or None if none does. They were checked with
+    `check_limit`."""
     return next((int(value) for value in values if value is not None and value > 0), None)
 
 
@@ -230,8 +233,8 @@ def check_temperature(body: Mapping[str, Any]) -> None:
 
 
 def dump_json(value: Any, *, canonical: bool = False) -> bytes:
-    """Return the value as JSON, with NaN, infinities and lone surrogates if any. `canonical`: equal values give the
-    same bytes."""
+    """Return the value as JSON, with NaN, infinities and lone surrogates if any. If it is `canonical`, equal values
+    give the same bytes."""
     try:
         plain = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if canonical else None)
     except orjson.JSONEncodeError as error:

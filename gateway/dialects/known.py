@@ -23,8 +23,8 @@ MODELS = VERSIONED + "/models"  # a list that may combine several backends
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A dialect before it is imported. `path` matches the whole path of its POST requests; None: it is always imported,
-    and tells itself. Backends of the `adapters` answer its calls, besides those of its own name."""
+    """A dialect before it is imported. `path` matches the whole path of its POST requests. Without one it is always
+    imported, and has the path itself. Backends of the `adapters` answer its calls, besides those of its own name."""
 
     place: str  # module:attribute
     path: re.Pattern[str] | None = None
@@ -109,7 +109,7 @@ class Dialects(Mapping[str, Dialect]):
         return {each.token_count_path: each.name for each in self._eager if each.token_count_path is not None}
 
     def claimant(self, method: str, path: str) -> str | None:
-        """Return the name of the dialect of a request; None: no dialect claims it."""
+        """Return the name of the dialect of a request, or None if no dialect claims it."""
         for name in self:
             declared = self._declared.get(name)
             if declared is None or declared.path is None:
@@ -125,7 +125,7 @@ DIALECTS = Dialects(DECLARED)
 
 
 def client_of(headers: Mapping[str, str]) -> str | None:
-    """Return the dialect of the client, on any path, if a header tells it; None: no header does."""
+    """Return the dialect of the client, on any path, or None if no header tells it."""
     return next((name for header, name in DIALECTS.client_headers.items() if header in headers), None)
 
 
@@ -137,7 +137,7 @@ def answers_client(speaks: str, client: str | None) -> bool:
 
 @lru_cache
 def endpoint_of(speaks: str) -> Endpoint | None:
-    """Return how the endpoints of a dialect are called; None: it is the name of no dialect."""
+    """Return how the endpoints of a dialect are called, or None if no dialect has this name."""
     dialect = DIALECTS.get(speaks)
     return None if dialect is None else dialect.endpoint
 
@@ -153,13 +153,13 @@ def accepts(speaks: str, dialect: str) -> bool:
 
 @lru_cache(maxsize=MAX_PATHS)
 def find_dialect(method: str, path: str) -> Dialect | None:
-    """Return the dialect of a request; None: the request passes through unparsed."""
+    """Return the dialect of a request, or None if the request passes through unparsed."""
     name = DIALECTS.claimant(method, path)
     return None if name is None else DIALECTS[name]
 
 
 def suggest_path(method: str, path: str) -> str | None:
-    """Suggest a path for one that no dialect claims; None: no known path is close.
+    """Suggest a path for one that no dialect claims, or None if no known path is close.
 
     It adds `/v1`, which the client's base URL may lack, or removes one that occurs twice.
     """

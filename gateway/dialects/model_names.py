@@ -18,7 +18,7 @@ class ModelNames:
     aliases: tuple[tuple[str, str], ...] = ()
 
     def upstream_name(self, client_name: str) -> str | None:
-        """Return the upstream name; None: send the client's name."""
+        """Return the upstream name, or None to send the client's name."""
         if not self.aliases:  # the common case
             return self.default
         return next((name for glob, name in self.aliases if fnmatchcase(client_name, glob)), self.default)

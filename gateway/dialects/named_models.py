@@ -61,7 +61,7 @@ def content_type_of(headers: Mapping[str, str]) -> str:
 
 
 def kind_of(content_type: str, start: bytes) -> BodyKind:
-    """Return the kind of a body. `start`: its first bytes; an empty body is `OTHER`.
+    """Return the kind of a body by its type and its first bytes. An empty body is `OTHER`.
 
     Some servers read JSON whatever the type says, so a body that begins as an object counts as one.
     """
@@ -77,7 +77,7 @@ def kind_of(content_type: str, start: bytes) -> BodyKind:
 
 
 def model_in_body(body: bytes, content_type: str, max_keys: int = MAX_BODY_KEYS) -> str | None:
-    """Return the model that a whole body names; None: it names none.
+    """Return the model that a whole body names, or None if it names none.
 
     Raise `BadRequest` if two readers could find two models in it, and `PayloadTooLarge` beyond `max_keys`.
     """

@@ -29,9 +29,9 @@ _FREE = re.compile(
 class Operation:
     """A kind of call with the ways in which it can be metered.
 
-    `reports`: its answers usually report their tokens. `reads_text`: its tokens are about those of the text that it is
-    given. `writes_text`: so are those of its answer. `unit`: providers bill it by that. `makes_calls`: it starts an
-    unknown number of calls, whose answers come elsewhere.
+    If it `reports`, its answers usually report their tokens. If it `reads_text`, its tokens are about those of the text
+    that it is given. If it `writes_text`, so are those of its answer. Providers bill it by the `unit`. If it
+    `makes_calls`, it starts an unknown number of calls, whose answers come elsewhere.
     """
 
     name: str
@@ -73,7 +73,7 @@ _KNOWN = tuple(
 
 
 def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -> Operation:
-    """Return the operation of a request. `upgrades`: it opens a WebSocket."""
+    """Return the operation of a request, which opens a WebSocket if it `upgrades`."""
     if call is not None:
         return _operation_of_call(call)
     if upgrades:

@@ -45,7 +45,7 @@ class ReportedError(NamedTuple):
 
 
 def read_error(event: Event) -> ReportedError | None:
-    """Return the error that an event reports; None: it reports none."""
+    """Return the error that an event reports, or None if it reports none."""
     named = event.name == "error"
     if not named and b"error" not in event.data and b"response.failed" not in event.data:
         return None

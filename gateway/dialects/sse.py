@@ -25,7 +25,7 @@ CR, SPACE = 13, 32  # integers, like `LF`
 class SSEParser:
     """`SSEParser` parses chunks of any size. Ids and retry hints are dropped, and so are events without data, which
     some servers send to keep a connection open. Comments are appended to `comments`, if given, for its owner to take.
-    `max_event`: the longest event in bytes."""
+    `max_event` is the longest event in bytes."""
 
     def __init__(self, max_event: int = MAX_EVENT, comments: list[Comment] | None = None) -> None:
         self._max_event = max_event
@@ -80,7 +80,8 @@ class SSEParser:
         return events
 
     def _without_mark(self, chunk: bytes) -> bytes:
-        """Return the chunk without a byte order mark at the start of the stream; empty: the mark may be incomplete."""
+        """Return the chunk without a byte order mark at the start of the stream. It is empty while the mark may
+        be incomplete."""
         if not self._recent:
             chunk, self._rest = b"".join([*self._rest, chunk]), []
             if BYTE_ORDER_MARK.startswith(chunk):

@@ -22,7 +22,7 @@ FORM_FIELDS = TOOL_FIELDS | {"response_format", "text", "output_config", "output
 def read_parts(
     call: Call, payload: Sequence[bytes], streamed: bool, read: Callable[[Mapping[str, Any]], AnswerParts]
 ) -> AnswerParts | None:
-    """Return the parts of a complete answer; None: it cannot be read. `read` reads its whole body."""
+    """Return the parts of a complete answer, or None if it cannot be read. `read` reads its whole body."""
     try:
         answer = read(load_json(call.dialect.whole(call, payload) if streamed else payload[0]))
     except (MalformedResponse, orjson.JSONDecodeError, KeyError, TypeError, AttributeError, IndexError):
@@ -44,7 +44,8 @@ def tool_schemas(tools: Sequence[Any], key: str) -> dict[str, Schema]:
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """Return a text of arguments as a value; None: it is no text, or null. A text that is not JSON stays a text."""
+    """Return a text of arguments as a value, or None if it is no text, or null. A text that is not JSON stays a
+    text."""
     if not isinstance(arguments, str):
         return None
     try:

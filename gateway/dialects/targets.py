@@ -16,8 +16,8 @@ _SLASHES = re.compile(r"(?<![:/])/{2,}")  # not those of a URL within a path
 
 
 class Target(NamedTuple):
-    """The target of a request. `path`: in its normal form; `query`: as sent, without "?". `dialect` None: the request
-    passes through unparsed."""
+    """The target of a request. `path` is in its normal form, and `query` as sent, without "?". Without a `dialect` the
+    request passes through unparsed."""
 
     path: str
     query: str

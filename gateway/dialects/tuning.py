@@ -19,7 +19,7 @@ BUDGETS = (("none", 0), ("low", 1024), ("medium", 2048))
 
 
 def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
-    """Return the call with the parameters. `speaks`: the dialect of the backend. Other operations stay as they are.
+    """Return the call with the parameters. The backend `speaks` a dialect. Other operations stay as they are.
 
     The keys of the caches stay those of the client's call.
     """
@@ -45,7 +45,7 @@ def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
 
 
 def lower(client: int | None, tier: int | None) -> int | None:
-    """Return the lower of two numbers of tokens. None: no number."""
+    """Return the lower of two numbers of tokens, each of which may be None."""
     return min((tokens for tokens in (client, tier) if tokens), default=None)
 
 

@@ -33,7 +33,7 @@ _WRITTEN = ("cache_creation_input_tokens", "cache_read_input_tokens")  # Anthrop
 
 @dataclass(frozen=True, slots=True)
 class AnswerUsage:
-    """The usage that one answer, or a part of it, reports. None: it reports no such thing."""
+    """The usage that one answer, or a part of it, reports. A field is None if it reports no such thing."""
 
     tokens: Tokens | None = None
     images: int | None = None

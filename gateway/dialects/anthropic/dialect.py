@@ -161,7 +161,7 @@ class Anthropic(Conversational):
 
 
 def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
-    """Return what decides the response. `marked`: the body may have prompt-cache marks, which do not decide it."""
+    """Return what decides the response. A `marked` body may have prompt-cache marks, which do not decide it."""
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
         decisive = without_cache_marks(decisive)

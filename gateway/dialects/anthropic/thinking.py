@@ -25,7 +25,8 @@ def fit_thinking(body: Mapping[str, Any], *, interleaved: bool = False) -> Mappi
 
     - Thinking without a signature is left out, and so is a turn of nothing else.
     - `thinking` is left out if the turn of the model that goes on has called tools without thinking first.
-    - `max_tokens` covers the answer in addition to a budget that reaches it. `interleaved`: the client's own may not.
+    - `max_tokens` covers the answer in addition to a budget that reaches it. With `interleaved` thinking it stays as the
+      client has it.
     """
     messages = _signed(body["messages"])
     fitted = body if messages is body["messages"] else {**body, "messages": messages}
@@ -56,7 +57,7 @@ def fit_settings(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _budget(body: Mapping[str, Any]) -> int | None:
-    """Return the budget in tokens that switches thinking on; None: it is off, or the model decides."""
+    """Return the budget in tokens that switches thinking on, or None if it is off or the model decides."""
     thinking = body.get("thinking")
     if not isinstance(thinking, Mapping) or thinking.get("type") != "enabled":
         return None

@@ -32,7 +32,7 @@ _HEAD = 4  # bytes of the length prefix of a packed response
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """A requested output. `binary` None: as the request says for all outputs."""
+    """A requested output. If `binary` is None, the request decides for all outputs."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -41,7 +41,8 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest(Content):
-    """An inference request. `outputs` None: all outputs of the model. `binary`: the default form of outputs."""
+    """An inference request. If `outputs` is None, it asks for all outputs of the model. `binary` is the default form of
+    outputs."""
 
     id: str
     parameters: Mapping[str, Any]
@@ -71,7 +72,7 @@ class InferenceRequest(Content):
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
-    """An inference response. `head`: its other fields, such as the model's name and version, without the id."""
+    """An inference response. `head` has its other fields, such as the model's name and version, without the id."""
 
     head: Mapping[str, Any]
     outputs: tuple[Tensor, ...]

@@ -9,7 +9,7 @@ MODEL_PATH = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.
 
 
 def with_model_name(path: str, model: str | None) -> str:
-    """Return a path with the model's name at the backend; None: the client's name stays."""
+    """Return a path with the model's name at the backend, or None if the client's name stays."""
     found = MODEL_PATH.fullmatch(path)
     return path if found is None or model is None else f"/v2/models/{model}{found[2]}"
 

@@ -44,10 +44,10 @@ class TensorInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor. `data` is its raw content; None if it is not in the message (shared memory).
+    """A tensor. `data` is its raw content, or None if it is not in the message (shared memory).
 
-    `json_value` is JSON that could not be parsed as a tensor and is forwarded unchanged, or None. `binary`: the content
-    comes, or goes, as bytes after the JSON.
+    `json_value` is JSON that could not be parsed as a tensor and is forwarded unchanged, or None. The content of a
+    `binary` tensor comes, or goes, as bytes after the JSON.
     """
 
     name: str

@@ -517,7 +517,8 @@ def _token_logprob(token: Token) -> dict[str, Any]:
 
 
 def embeddings(vectors: Sequence[Sequence[float]], model: str, *, base64: bool) -> bytes:
-    """Return an embeddings response. `base64`: vectors as little-endian float32, which the official client requests."""
+    """Return an embeddings response. With `base64` the vectors are little-endian float32, as the official client
+    requests them."""
 
     def packed(vector: Sequence[float]) -> str | list[float]:
         return encode_vector(vector) if base64 else np.asarray(vector, dtype="<f4").tolist()

@@ -299,7 +299,8 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
 
 
 def user_of(body: Mapping[str, Any]) -> str | None:
-    """Return the end user that a body names in `user` and in its successor `safety_identifier`; None: it names nobody.
+    """Return the end user that a body names in `user` and in its successor `safety_identifier`, or None if it names
+    nobody.
 
     Two different names are one user together, as a list: a client may mean a person by one, and an account by the
     other.
@@ -311,7 +312,8 @@ def user_of(body: Mapping[str, Any]) -> str | None:
 def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive:
     """Return what decides the response.
 
-    `stored`: the response is stored upstream under its id, so `store` matters. The protocol's default is False.
+    If it is `stored`, the response is stored upstream under its id, so `store` matters. The protocol's default is
+    False.
     """
     form = FORMS[operation](body)
     decisive = form

@@ -365,7 +365,7 @@ def text(whole: bytes) -> str | None:
 def renew(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
     """Return a body, or the data of an event with one, with another id and time, unless it is stored upstream.
 
-    `kept`: whether a response that does not say so is stored.
+    If it is `kept`, a response that does not say so is stored.
     """
 
     def anew(response: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class FrameRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A call. `generates` False: the client only prepares the state that the next call continues."""
+    """A call. If it `generates` nothing, the client only prepares the state that the next call continues."""
 
     body: Mapping[str, Any]  # of the HTTP form
     generates: bool
@@ -145,7 +145,7 @@ def _items_of(given: Any) -> list[Any]:
 
 
 def _as_input(item: Any) -> Any:
-    """Return an item of an answer as a later input has it; None: a server without a memory can't read it."""
+    """Return an item of an answer as a later input has it, or None if a server without a memory can't read it."""
     if not isinstance(item, dict):
         return None
     kind = item.get("type")
@@ -188,7 +188,7 @@ class Outcome:
 
 
 def event_frame(event: Event, stream_id: str | None) -> str | None:
-    """Return the frame of an event; None: it is no JSON object, such as `[DONE]`.
+    """Return the frame of an event, or None if it is no JSON object, such as `[DONE]`.
 
     An error event gets a status, without which clients take it for part of the answer.
     """
@@ -217,7 +217,7 @@ def _quoted(data: bytes) -> str:
 
 
 def answer_error_frame(status: int, body: bytes, headers: Mapping[str, str], stream_id: str | None) -> str:
-    """Return the frame for an answer that is an error. `headers`: those that tell the client more."""
+    """Return the frame for an answer that is an error. The `headers` tell the client more."""
     try:
         value = load_json(body)
     except orjson.JSONDecodeError:

@@ -111,7 +111,7 @@ class ToolCallDeltas:
             raise ValueError("the tool calls of the stream cannot be told apart")
 
     def _call_of(self, delta: _Delta) -> _Call | None:
-        """Return the call that a delta continues; None: it begins one."""
+        """Return the call that a delta continues, or None if it begins one."""
         if not self._calls:
             return None
         same_id = None if delta.id is None else self._by_id.get(delta.id)

@@ -18,7 +18,8 @@ def is_neutral(dialect: Dialect) -> bool:
 
 
 def translation_between(client: Dialect, backend: Dialect) -> Translation | None:
-    """Return the translation of the client's calls for the backend; None: one of them knows no neutral form."""
+    """Return the translation of the client's calls for the backend, or None if one of them knows no
+    neutral form."""
     if is_neutral(client):
         return backend.from_neutral
     if is_neutral(backend):

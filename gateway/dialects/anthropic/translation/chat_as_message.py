@@ -241,7 +241,8 @@ def _sentence(status: int, data: bytes) -> str:
 def _content(
     message: Mapping[str, Any], original: Callable[[str], str], ids: UniqueIds, *, is_cut: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the blocks of a whole message. `is_cut`: the tokens ran out, perhaps within the arguments of a call."""
+    """Yield the blocks of a whole message. With `is_cut` the tokens ran out, perhaps within the arguments of a
+    call."""
     for kind, text in _texts(message):
         yield {"type": kind, kind: text, **UNSIGNED.get(kind, {})}
     for i, call in enumerate(_calls(message)):

@@ -86,7 +86,7 @@ class ChatChunks:
     """`ChatChunks` builds the chunks of one stream. It keeps the state that later events need."""
 
     def __init__(self, created: int, original: Callable[[str], str], head: Mapping[str, Any]) -> None:
-        """`head`: the id and the model if the message names none."""
+        """`head` has the id and the model for a message that names none."""
         self._original = original  # returns the client's name of a tool
         self._head: dict[str, Any] = {**head, "object": "chat.completion.chunk", "created": created}
         self.has_ended = False

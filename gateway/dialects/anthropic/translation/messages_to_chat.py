@@ -36,8 +36,8 @@ def chat_request(
 ) -> dict[str, Any]:
     """Return the translated request. Raise `BadRequest` for fields that OpenAI's protocol cannot express.
 
-    `cache_control`: the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read.
-    `reasoning_content`: earlier thinking stays, in the field of that name. `fit` learns the names of tools that do not
+    With `cache_control` the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read. With
+    `reasoning_content` earlier thinking stays, in the field of that name. `fit` learns the names of tools that do not
     fit. Stop sequences beyond `MAX_OPENAI` are left to `own_stops`.
     """
     fit = fit or fitting(OPENAI)
