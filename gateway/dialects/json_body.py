@@ -177,13 +177,13 @@ def is_json(data: bytes | str) -> bool:
 ABSENT = object()
 
 
-def invalid_field(field: str, expected: str, found: object) -> BadRequest:
+def invalid_field(field: str, expected: str, value: object) -> BadRequest:
     """Return the error for an invalid field. `found` is its value, or `ABSENT`.
 
     It is for fields that the gateway itself relies on; the backend judges the rest.
     """
-    said = "missing" if found is ABSENT else _describe_value(found)
-    return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
+    description = "missing" if value is ABSENT else _describe_value(value)
+    return BadRequest(f"'{field}' is {description}: expected {expected}", param=field)
 
 
 def check_model(body: Mapping[str, Any]) -> None:

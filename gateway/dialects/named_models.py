@@ -100,10 +100,10 @@ def models_named(method: str, path: str, query: str, in_body: str | None) -> tup
 
     The body decides before the query, and a path that names a model before both. `path` is in its normal form.
     """
-    found = _IN_PATH.search(path) if method == "POST" else None
-    if found is None and FIELD not in query:
+    match = _IN_PATH.search(path) if method == "POST" else None
+    if match is None and FIELD not in query:
         return (in_body,) if in_body else ()
-    in_path = "" if found is None else unquote(found[1] or found[2])
+    in_path = "" if match is None else unquote(match[1] or match[2])
     in_query = _only(value for name, value in _pairs(query) if name == FIELD) if FIELD in query else None
     return tuple(dict.fromkeys(name for name in (in_path, in_body, in_query) if name))
 
@@ -232,10 +232,10 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _only(values: Iterable[str]) -> str | None:
-    found = list(dict.fromkeys(values))
-    if len(found) > 1:
+    names = list(dict.fromkeys(values))
+    if len(names) > 1:
         raise _named_twice()
-    return found[0] if found and found[0] else None
+    return names[0] if names and names[0] else None
 
 
 def _named_twice() -> BadRequest:

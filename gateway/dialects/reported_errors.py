@@ -77,8 +77,8 @@ def _error_in(body: Mapping[str, Any], *, named: bool) -> Mapping[str, Any] | No
 
 
 def _reported(error: Mapping[str, Any], body: Mapping[str, Any]) -> ReportedError:
-    said = error.get("message") or error.get("detail") or body.get("message")
-    message = said if isinstance(said, str) and said else "the backend reported an error"
+    text = error.get("message") or error.get("detail") or body.get("message")
+    message = text if isinstance(text, str) and text else "the backend reported an error"
     kind, code, param = error.get("type"), error.get("code"), error.get("param")
     return ReportedError(
         _status_of(error, body),
@@ -93,11 +93,11 @@ def _reported(error: Mapping[str, Any], body: Mapping[str, Any]) -> ReportedErro
 def _status_of(error: Mapping[str, Any], body: Mapping[str, Any]) -> int:
     """Return the status that an error names by a number, or else by a word."""
     words: list[str] = []
-    for said in _status_fields(error, body):
-        if isinstance(said, str) and not said.isdecimal():
-            words.append(said.lower())
-        elif isinstance(said, str | int) and 400 <= int(said) <= 599:
-            return int(said)
+    for value in _status_fields(error, body):
+        if isinstance(value, str) and not value.isdecimal():
+            words.append(value.lower())
+        elif isinstance(value, str | int) and 400 <= int(value) <= 599:
+            return int(value)
     return next((STATUS_BY_WORD[word] for word in words if word in STATUS_BY_WORD), UNKNOWN_STATUS)
 
 

@@ -105,10 +105,10 @@ class SSEParser:
 
     def _drop_old(self) -> None:
         """Keep the last `RECENT` events, or as few as reach `RECENT_BYTES` together."""
-        recent, kept = self._recent, 0
+        recent, size = self._recent, 0
         for count, event in enumerate(reversed(recent), 1):
-            kept += len(event.data)
-            if kept >= RECENT_BYTES:
+            size += len(event.data)
+            if size >= RECENT_BYTES:
                 while len(recent) > count:
                     recent.popleft()
                 return

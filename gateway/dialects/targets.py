@@ -57,12 +57,12 @@ def _without_dot_segments(path: str) -> str:
     """Remove "." and ".." (RFC 3986, section 5.2.4)."""
     if "/." not in path:
         return path
-    kept: list[str] = []
+    remaining: list[str] = []
     segments = path.split("/")[1:]
     for segment in segments:
         if segment == "..":
-            del kept[-1:]
+            del remaining[-1:]
         elif segment != ".":
-            kept.append(segment)
+            remaining.append(segment)
     is_folder = segments[-1] in (".", "..")
-    return "/" + "/".join(kept) + ("/" if is_folder and kept else "")
+    return "/" + "/".join(remaining) + ("/" if is_folder and remaining else "")

@@ -26,9 +26,9 @@ class Unstreamed(BaseDialect):
 
     def claimed(self, path: str) -> re.Match[str]:
         """Return the match of a path that was claimed."""
-        found = self.path.fullmatch(path)
-        assert found is not None
-        return found
+        match = self.path.fullmatch(path)
+        assert match is not None
+        return match
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Accept any response with status 200 that is not empty."""

@@ -117,11 +117,11 @@ def _images_in(value: Mapping[str, Any]) -> int | None:
 
 def _seconds_in(value: Mapping[str, Any]) -> float | None:
     usage = value.get("usage")
-    found = usage.get("seconds") if isinstance(usage, Mapping) else None
-    for said in (found, value.get("duration"), value.get("seconds")):
-        if isinstance(said, int | float | str) and not isinstance(said, bool):
+    own = usage.get("seconds") if isinstance(usage, Mapping) else None
+    for stated in (own, value.get("duration"), value.get("seconds")):
+        if isinstance(stated, int | float | str) and not isinstance(stated, bool):
             try:
-                seconds = float(said)
+                seconds = float(stated)
             except ValueError:
                 continue
             if 0 <= seconds < 10**7:
@@ -180,10 +180,10 @@ class UsageReader:
 
     def see(self, data: bytes | str) -> AnswerUsage:
         """Read one event, or one message of a WebSocket. Return what it reports."""
-        found = usage_in(_parsed(data))
-        if found != NOTHING:
-            self._found = self._found.merged(found)
-        return found
+        usage = usage_in(_parsed(data))
+        if usage != NOTHING:
+            self._found = self._found.merged(usage)
+        return usage
 
     def result(self) -> AnswerUsage:
         """Return the usage of the whole answer, at its end."""
@@ -197,10 +197,10 @@ class UsageReader:
         whole = _parsed(data)
         if whole is not None:
             return usage_in(whole)
-        found = NOTHING
+        usage = NOTHING
         for line in data.split(b"\n") if self._is_json else ():  # Ollama's lines
-            found = found.merged(usage_in(_parsed(line)))
-        return found if found != NOTHING or not self._is_text else AnswerUsage(seconds=_last_timestamp(data))
+            usage = usage.merged(usage_in(_parsed(line)))
+        return usage if usage != NOTHING or not self._is_text else AnswerUsage(seconds=_last_timestamp(data))
 
     def _result_of_ends(self) -> AnswerUsage:
         """Return the usage of an answer that is too long to be parsed, such as pictures."""
@@ -214,9 +214,9 @@ class UsageReader:
                     usage, _ = json.JSONDecoder().raw_decode(end[match.end() - 1 :].decode("utf-8", "replace"))
                 except ValueError:
                     continue
-                found = usage_in({"usage": usage})
-                if found.tokens is not None:
-                    return found
+                reported = usage_in({"usage": usage})
+                if reported.tokens is not None:
+                    return reported
         return NOTHING
 
 
@@ -229,8 +229,8 @@ def _parsed(data: bytes | str) -> Any:
 
 def _last_timestamp(data: bytes) -> float | None:
     """Return the end of the last subtitle (SRT, WebVTT) in seconds."""
-    found = [*_TIMESTAMP.finditer(data)]
-    if not found:
+    timestamps = [*_TIMESTAMP.finditer(data)]
+    if not timestamps:
         return None
-    hours, minutes, seconds, millis = (int(part or 0) for part in found[-1].groups())
+    hours, minutes, seconds, millis = (int(part or 0) for part in timestamps[-1].groups())
     return 3600 * hours + 60 * minutes + seconds + millis / 1000

@@ -43,5 +43,5 @@ def error(kind: str, message: str) -> bytes:
 def error_sentence(body: Mapping[str, Any]) -> str:
     """Return the message of an error in Anthropic's or OpenAI's shape, cut to 300 characters."""
     given = body.get("error")
-    said = given.get("message") if isinstance(given, dict) else given
-    return str(said)[:300]
+    message = given.get("message") if isinstance(given, dict) else given
+    return str(message)[:300]

@@ -25,8 +25,8 @@ def fit_thinking(body: Mapping[str, Any], *, interleaved: bool = False) -> Mappi
 
     - Thinking without a signature is left out, and so is a turn of nothing else.
     - `thinking` is left out if the turn of the model that goes on has called tools without thinking first.
-    - `max_tokens` covers the answer in addition to a budget that reaches it. With `interleaved` thinking it stays as the
-      client has it.
+    - `max_tokens` covers the answer in addition to a budget that reaches it. With `interleaved` thinking it stays as
+      the client has it.
     """
     messages = _signed(body["messages"])
     fitted = body if messages is body["messages"] else {**body, "messages": messages}

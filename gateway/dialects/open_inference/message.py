@@ -129,11 +129,11 @@ def read_answer(body: bytes, json_length: int | None) -> InferenceResponse:
         outputs = value.pop("outputs", None)
         if not isinstance(outputs, list):
             raise MalformedResponse("the response has no outputs: expected an array 'outputs'")
-        found = tuple(_parse_tensors(outputs, tail, "output"))
+        tensors = tuple(_parse_tensors(outputs, tail, "output"))
     except BadRequest as error:
         raise MalformedResponse(f"the response cannot be parsed: {error.message}") from None
     value.pop("id", None)
-    return InferenceResponse(value, found)
+    return InferenceResponse(value, tensors)
 
 
 def pack(answer: InferenceResponse) -> bytes:
@@ -158,8 +158,8 @@ def format_answer(inference: InferenceRequest, data: bytes) -> tuple[bytes, int 
     wanted = {w.name: (at, w) for at, w in enumerate(inference.outputs or ())}
     outputs = []
     for at, tensor in enumerate(answer.outputs):
-        place, asked = wanted.get(tensor.name, (at, None))
-        binary = inference.binary if asked is None or asked.binary is None else asked.binary
+        place, output = wanted.get(tensor.name, (at, None))
+        binary = inference.binary if output is None or output.binary is None else output.binary
         outputs.append((place, replace(tensor, binary=binary)))
     return _answer(answer, inference.id, [tensor for _, tensor in sorted(outputs, key=lambda pair: pair[0])])
 

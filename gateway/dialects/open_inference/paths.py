@@ -10,11 +10,11 @@ MODEL_PATH = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.
 
 def with_model_name(path: str, model: str | None) -> str:
     """Return a path with the model's name at the backend, or None if the client's name stays."""
-    found = MODEL_PATH.fullmatch(path)
-    return path if found is None or model is None else f"/v2/models/{model}{found[2]}"
+    match = MODEL_PATH.fullmatch(path)
+    return path if match is None or model is None else f"/v2/models/{model}{match[2]}"
 
 
 def model_of_path(path: str) -> str | None:
     """Return the model that a path names; None if it names none."""
-    found = MODEL_PATH.fullmatch(path)
-    return None if found is None else found[1]
+    match = MODEL_PATH.fullmatch(path)
+    return None if match is None else match[1]

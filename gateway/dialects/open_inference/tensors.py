@@ -68,9 +68,9 @@ def validate_content(data: bytes, datatype: str, shape: Sequence[int]) -> bytes:
     """Return the raw content if it fits datatype and shape. Raise `TensorInvalid`."""
     count = math.prod(shape)
     if datatype == "BYTES":
-        found = sum(1 for _ in elements(data))
-        if found != count:
-            raise TensorInvalid(f"has {found} elements, expected {count} of shape {list(shape)}")
+        size = sum(1 for _ in elements(data))
+        if size != count:
+            raise TensorInvalid(f"has {size} elements, expected {count} of shape {list(shape)}")
         return data
     expected = count * _numpy_dtype(datatype).itemsize
     if len(data) != expected:
@@ -134,17 +134,17 @@ def _convert(flat: list[Any], kinds: set[type], datatype: str, dtype: np.dtype[A
     try:
         with np.errstate(over="ignore"):
             if datatype in FLOATS:
-                found = np.array(flat, "<f8")
-                return _bfloat16(found) if datatype == "BF16" else found.astype(dtype)
+                numbers = np.array(flat, "<f8")
+                return _bfloat16(numbers) if datatype == "BF16" else numbers.astype(dtype)
             return np.array(flat, dtype)  # numpy raises if a number does not fit
     except OverflowError:
         raise TensorInvalid(f"has numbers outside the range of {datatype}") from None
 
 
-def _bfloat16(found: NDArray[Any]) -> NDArray[Any]:
+def _bfloat16(numbers: NDArray[Any]) -> NDArray[Any]:
     """Round to the nearest BF16, ties to even; NaN stays NaN."""
     with np.errstate(over="ignore"):
-        bits = found.astype("<f4").view("<u4")
+        bits = numbers.astype("<f4").view("<u4")
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(nan, (bits >> 16) | 0x40, rounded).astype("<u2")
@@ -159,15 +159,15 @@ def to_json(data: bytes, datatype: str) -> list[Any]:
             raise TensorInvalid(
                 "has bytes that are not UTF-8, which JSON cannot express: expected 'binary_data'"
             ) from None
-    found = np.frombuffer(data, _numpy_dtype(datatype))
+    numbers = np.frombuffer(data, _numpy_dtype(datatype))
     if datatype == "BF16":
-        found = (found.astype("<u4") << 16).view("<f4")
-    if found.dtype.kind != "f" or found.dtype.itemsize == 8:
-        return found.tolist()  # type: ignore[no-any-return]
-    if not np.isfinite(found).all():
-        return [float(str(number)) for number in found]
+        numbers = (numbers.astype("<u4") << 16).view("<f4")
+    if numbers.dtype.kind != "f" or numbers.dtype.itemsize == 8:
+        return numbers.tolist()  # type: ignore[no-any-return]
+    if not np.isfinite(numbers).all():
+        return [float(str(number)) for number in numbers]
     # The shortest decimals that give this number again: 0.1 rather than 0.10000000149011612.
-    return orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))  # type: ignore[no-any-return]
+    return orjson.loads(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))  # type: ignore[no-any-return]
 
 
 def _numpy_dtype(datatype: str) -> np.dtype[Any]:

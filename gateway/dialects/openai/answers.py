@@ -142,14 +142,14 @@ def _chat_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any
     def part(delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    said = {key: value for key, value in message.items() if key != "role"}
-    empty = {key: value for key, value in said.items() if value is None or value in ("", [])}
+    fields = {key: value for key, value in message.items() if key != "role"}
+    empty = {key: value for key, value in fields.items() if value is None or value in ("", [])}
     begun = {"content": ""} if isinstance(message.get("content"), str) else {}
     yield part({"role": message.get("role") or "assistant", **begun, **empty})
     # Models think, then speak, then act. So other text fields (reasoning, refusal) come before the content.
     order = {"content": 1, "tool_calls": 2, "function_call": 2}
-    for key in sorted((key for key in said if key not in empty), key=lambda key: order.get(key, 0)):
-        value = said[key]
+    for key in sorted((key for key in fields if key not in empty), key=lambda key: order.get(key, 0)):
+        value = fields[key]
         if isinstance(value, str) and key not in REPLACED_FIELDS:
             yield from (part({key: piece}) for piece in split_pieces(value))
         elif key == "tool_calls" and isinstance(value, list) and all(isinstance(call, dict) for call in value):
@@ -267,7 +267,7 @@ def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admissio
     """Return the admission. Raise `TypeError` for a choice without a message, of which a stream would show nothing."""
     if not choices:
         return Admission.INCOMPLETE
-    tools, found = False, Admission.STORED
+    tools, admission = False, Admission.STORED
     for choice in choices:
         message = {} if operation == "completions" else choice["message"]
         if not isinstance(message, dict) or (operation == "completions" and not isinstance(choice["text"], str)):
@@ -277,11 +277,11 @@ def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admissio
             return Admission.INCOMPLETE
         tools = tools or called or _has_web_search(message)
         if _is_refusal(message):
-            found = Admission.REFUSED
-        elif found is Admission.STORED and not called:
+            admission = Admission.REFUSED
+        elif admission is Admission.STORED and not called:
             blank = is_blank(choice["text"]) if operation == "completions" else not _says_something(message)
-            found = Admission.EMPTY if blank else found
-    return Admission.TOOLS if tools and found is Admission.STORED else found
+            admission = Admission.EMPTY if blank else admission
+    return Admission.TOOLS if tools and admission is Admission.STORED else admission
 
 
 REASONING = frozenset({"thinking", "reasoning"})  # parts of a content in which a model thinks
@@ -308,8 +308,10 @@ def _is_refusal(message: Mapping[str, Any]) -> bool:
 
 def _has_web_search(message: Mapping[str, Any]) -> bool:
     """Return whether the server searched the web: a tool whose results age."""
-    found = message.get("annotations")
-    kinds = (each.get("type") for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+    annotations = message.get("annotations")
+    kinds = (
+        (each.get("type") for each in annotations if isinstance(each, dict)) if isinstance(annotations, list) else ()
+    )
     return "url_citation" in kinds
 
 
@@ -327,7 +329,7 @@ def text(operation: str, whole: bytes) -> str | None:
             if any(message.get("tool_calls") or message.get("refusal") or message.get("audio") for message in messages):
                 return None
             texts = [message["content"] for message in messages]
-        return "\n\n".join(texts) if texts and all(isinstance(said, str) and said for said in texts) else None
+        return "\n\n".join(texts) if texts and all(isinstance(part, str) and part for part in texts) else None
 
 
 def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -339,8 +341,8 @@ def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
         return usage if isinstance(usage, Mapping) else {}
     choices = body.get("choices")
     holders = [body.get("x_groq"), *(choices if isinstance(choices, list) else ())]
-    found = (holder.get("usage") for holder in holders if isinstance(holder, Mapping))
-    return next((usage for usage in found if usage and isinstance(usage, Mapping)), {})
+    usages = (holder.get("usage") for holder in holders if isinstance(holder, Mapping))
+    return next((usage for usage in usages if usage and isinstance(usage, Mapping)), {})
 
 
 # The fields of a usage that have the details of its input: of chat completions, and of responses.
@@ -478,9 +480,9 @@ class OpenAITextAnswer:
         return [self._choice("", None, role=True)] if self._chat else []
 
     def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
-        told = _logprobs(tokens, self._written, chat=self._chat) if tokens else None
+        logprobs = _logprobs(tokens, self._written, chat=self._chat) if tokens else None
         self._written += len(text)
-        return self._choice(text, None, logprobs=told)
+        return self._choice(text, None, logprobs=logprobs)
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
         usage = {

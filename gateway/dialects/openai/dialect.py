@@ -67,12 +67,12 @@ class EmbeddingInputs:
     def split_answer(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
         with reading():
             body = load_json(whole)
-            found = in_order(body["data"], len(calls))
+            items = in_order(body["data"], len(calls))
             tokens = _token_shares(calls, _tokens(body))
             write = json_writer((whole,))
             return [
                 write({**body, "data": [{**item, "index": 0}], "usage": _usage(share)})
-                for item, share in zip(found, tokens, strict=True)
+                for item, share in zip(items, tokens, strict=True)
             ]
 
     def join_answers(self, wholes: Sequence[bytes]) -> bytes:
@@ -161,9 +161,9 @@ class OpenAI(Conversational):
         return Outgoing(path, orjson.dumps(body))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
-        found = answers.inspect(call.operation, payload, streamed)
-        searched = found.admission is Admission.STORED and call.body.get("web_search_options") is not None
-        return replace(found, admission=Admission.TOOLS) if searched else found
+        inspection = answers.inspect(call.operation, payload, streamed)
+        searched = inspection.admission is Admission.STORED and call.body.get("web_search_options") is not None
+        return replace(inspection, admission=Admission.TOOLS) if searched else inspection
 
     def open_parts(self, call: Call) -> OpenParts | None:
         return answers.OpenChoices() if answers.has_several_choices(call.body) else None
@@ -238,8 +238,8 @@ class OpenAI(Conversational):
 
     def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
         """Return `[DONE]` after the last finish reason. An error needs none."""
-        found = any(event.data == answers.DONE or answers.is_error(event.data) for event in last)
-        return () if found else (Event(answers.DONE),)
+        has_ended = any(event.data == answers.DONE or answers.is_error(event.data) for event in last)
+        return () if has_ended else (Event(answers.DONE),)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event without [DONE]: the SDKs raise APIError on it."""

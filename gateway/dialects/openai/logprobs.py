@@ -28,10 +28,10 @@ class OpenAILogprobs:
         try:
             with reading():
                 body = assemble_body(call.operation, payload) if streamed else load_json(payload[0])
-                told = body["choices"][0].get("logprobs") or {}
+                logprobs = body["choices"][0].get("logprobs") or {}
                 if call.operation != CHAT:
-                    return [float(value) for value in told.get("token_logprobs") or () if value is not None]
-                return [float(token["logprob"]) for token in told.get("content") or ()]
+                    return [float(value) for value in logprobs.get("token_logprobs") or () if value is not None]
+                return [float(token["logprob"]) for token in logprobs.get("content") or ()]
         except MalformedResponse:
             return ()
 

@@ -106,13 +106,13 @@ class OpenAIResponses(Conversational):
         return read_parts(call, payload, streamed, read_parts_of_response)
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
-        found = answers.inspect(payload, streamed)
-        if not streamed and found.admission in (Admission.STORED, Admission.TOOLS):
+        inspection = answers.inspect(payload, streamed)
+        if not streamed and inspection.admission in (Admission.STORED, Admission.TOOLS):
             try:
                 self.events(call, payload[0])  # an entry serves both forms, so each must be possible
             except MalformedResponse:
                 return Inspection(Admission.MALFORMED, 0, 0)
-        return found
+        return inspection
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         return answers.assemble(payload)
@@ -164,8 +164,8 @@ class OpenAIResponses(Conversational):
         Some clients read the first one, and the official SDK raises on the second. The event's real sequence number is
         not known here.
         """
-        said = {"type": "error", "sequence_number": 0, "code": kind, "message": message, "param": None}
-        return (Event(orjson.dumps({**said, "error": _error(kind, message)}), "error"),)
+        fields = {"type": "error", "sequence_number": 0, "code": kind, "message": message, "param": None}
+        return (Event(orjson.dumps({**fields, "error": _error(kind, message)}), "error"),)
 
 
 def _error(kind: str, message: str, param: str | None = None) -> dict[str, Any]:

@@ -59,8 +59,10 @@ def events_of(whole: bytes) -> tuple[Event, ...]:
         body = load_json(whole)
         if isinstance(body.get("error"), dict) and "output" not in body:
             raise MalformedResponse(f"the response is an error: {str(body['error'].get('message'))[:300]}")
-        said = enumerate(_events(body))
-        return tuple(encode_event({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in said)
+        numbered = enumerate(_events(body))
+        return tuple(
+            encode_event({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in numbered
+        )
 
 
 def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -139,13 +141,13 @@ def _with_logprobs(
     part: Mapping[str, Any], deltas: list[dict[str, Any]], done: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Split by token if the tokens are known and form the text. Clients rely on a `logprobs` list in any case."""
-    told = part.get("logprobs")
-    tokens = [each.get("token") for each in told] if isinstance(told, list) else []
+    logprobs = part.get("logprobs")
+    tokens = [each.get("token") for each in logprobs] if isinstance(logprobs, list) else []
     if tokens and all(isinstance(token, str) for token in tokens) and "".join(tokens) == part["text"]:
         kind = f"{PARTS['output_text'][1]}.delta"
-        each = [{"type": kind, "delta": t, "logprobs": [lp]} for t, lp in zip(tokens, told or (), strict=True)]
-        return each, {**done, "logprobs": told}
-    return [{**delta, "logprobs": []} for delta in deltas], {**done, "logprobs": told or []}
+        each = [{"type": kind, "delta": t, "logprobs": [lp]} for t, lp in zip(tokens, logprobs or (), strict=True)]
+        return each, {**done, "logprobs": logprobs}
+    return [{**delta, "logprobs": []} for delta in deltas], {**done, "logprobs": logprobs or []}
 
 
 # Build the typed events of a response from plain text, for backends that return only text. Pure.
@@ -337,8 +339,8 @@ def _done_items(payload: Iterable[bytes]) -> list[Any]:
 
 def _sentence(event: Mapping[str, Any]) -> str:
     error = event.get("error")
-    said = error.get("message") if isinstance(error, dict) else error
-    return str(said or event.get("message"))[:300]
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or event.get("message"))[:300]
 
 
 def assemble(payload: Sequence[bytes]) -> bytes:
@@ -385,10 +387,10 @@ def restore_request_fields(fields: Mapping[str, Any], data: bytes) -> bytes:
     """
 
     def own(response: dict[str, Any]) -> dict[str, Any]:
-        said = {key: fields[key] for key in fields.keys() & response.keys()}
+        values = {key: fields[key] for key in fields.keys() & response.keys()}
         if isinstance(response.get("metadata"), dict):
-            said["metadata"] = fields["metadata"] or {}  # the default is an empty object
-        return response if all(response[key] == value for key, value in said.items()) else {**response, **said}
+            values["metadata"] = fields["metadata"] or {}  # the default is an empty object
+        return response if all(response[key] == value for key, value in values.items()) else {**response, **values}
 
     return _map_response(data, own)
 

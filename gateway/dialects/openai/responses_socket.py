@@ -239,8 +239,8 @@ def _error_frame(status: int, error: Mapping[str, Any], headers: Mapping[str, st
     try:
         return dump_strict(frame).decode()
     except orjson.JSONEncodeError:
-        said = "the backend's error is nested too deeply to be sent"
-        return _error_frame(status, {"type": "server_error", "message": said}, headers, stream_id)
+        problem = "the backend's error is nested too deeply to be sent"
+        return _error_frame(status, {"type": "server_error", "message": problem}, headers, stream_id)
 
 
 def prepared_events(body: Mapping[str, Any], answer_id: str, created: int) -> tuple[Event, ...]:

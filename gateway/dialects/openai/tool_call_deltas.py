@@ -148,12 +148,12 @@ def _read(delta: Mapping[str, Any]) -> _Delta:
     function: Mapping[str, Any] = next(
         (delta[key] for key in ("function", "custom") if isinstance(delta.get(key), dict)), {}
     )
-    given, name, told = delta.get("id"), function.get("name"), function.get("arguments", function.get("input"))
+    given, name, arguments = delta.get("id"), function.get("name"), function.get("arguments", function.get("input"))
     return _Delta(
         _index(delta.get("index")),
         given if isinstance(given, str | int) and given != "" else None,
         name if isinstance(name, str) else None,
-        arguments_text(told),
+        arguments_text(arguments),
         isinstance(delta.get("type"), str),
     )
 

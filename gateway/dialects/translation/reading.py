@@ -64,9 +64,9 @@ def error_message(status: int, data: bytes) -> str:
     body = _error_body(data)
     error = body.get("error")
     inner = error.get("message") if isinstance(error, dict) else error
-    for said in (inner, body.get("message"), body.get("detail")):
-        if isinstance(said, str) and said:
-            return said[:300]
+    for text in (inner, body.get("message"), body.get("detail")):
+        if isinstance(text, str) and text:
+            return text[:300]
     return f"the backend answered with status {status}"
 
 
@@ -84,7 +84,7 @@ def is_context_overflow(data: bytes) -> bool:
     """Return whether an error body says that the conversation does not fit into the context of its model."""
     error = _error_body(data).get("error")
     named = [error.get("code"), error.get("type")] if isinstance(error, dict) else []
-    return any(isinstance(said, str) and _OVERFLOW.search(said) for said in (error_message(0, data), *named))
+    return any(isinstance(text, str) and _OVERFLOW.search(text) for text in (error_message(0, data), *named))
 
 
 def _error_body(data: bytes) -> Mapping[str, Any]:

@@ -36,18 +36,18 @@ class StopText:
         if self.found is not None:
             return ""
         text = self._held + text
-        at, found = min(((text.find(each), each) for each in self._sequences if each in text), default=(-1, None))
-        if found is not None:
-            self.found, self._held = found, ""
+        at, sequence = min(((text.find(each), each) for each in self._sequences if each in text), default=(-1, None))
+        if sequence is not None:
+            self.found, self._held = sequence, ""
             return text[:at]
-        held = max((_overlap(text, each) for each in self._sequences), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        overlap = max((_overlap(text, each) for each in self._sequences), default=0)
+        self._held = text[len(text) - overlap :]
+        return text[: len(text) - overlap]
 
     def rest(self) -> str:
         """Return the text that was held back, once nothing more can follow it."""
-        held, self._held = self._held, ""
-        return held
+        text, self._held = self._held, ""
+        return text
 
 
 def _overlap(text: str, sequence: str) -> int:

@@ -234,8 +234,8 @@ class MessageEvents:
 
 def _sentence(status: int, data: bytes) -> str:
     """Return the message of an error. Claude Code compacts a conversation if it reads Anthropic's words for that."""
-    said = error_message(status, data)
-    return f"prompt is too long: {said}" if is_context_overflow(data) else said
+    message = error_message(status, data)
+    return f"prompt is too long: {message}" if is_context_overflow(data) else message
 
 
 def _content(
@@ -274,18 +274,18 @@ def _client_name(name: Any, original: Callable[[str], str]) -> Any:
     return original(name) if isinstance(name, str) else name
 
 
-def _texts(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the texts of a message or delta, each with the kind of its block. Those of one kind in a row are one."""
-    thought = next((said[key] for key in THOUGHTS if said.get(key)), "")
-    texts = [("thinking", thought), *texts_of(said.get("content") or said.get("refusal"))]
+    thought = next((message[key] for key in THOUGHTS if message.get(key)), "")
+    texts = [("thinking", thought), *texts_of(message.get("content") or message.get("refusal"))]
     for kind, group in groupby([each for each in texts if each[1]], key=itemgetter(0)):
         yield kind, "".join(text for _, text in group)
 
 
-def _calls(said: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the tool calls of a message or delta. `function_call` is the older field for one call."""
-    calls: Sequence[Mapping[str, Any]] = call_list(said.get("tool_calls")) or ()
-    return [*calls, {"function": legacy}] if (legacy := said.get("function_call")) else calls
+    calls: Sequence[Mapping[str, Any]] = call_list(message.get("tool_calls")) or ()
+    return [*calls, {"function": legacy}] if (legacy := message.get("function_call")) else calls
 
 
 def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: boo
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     read, written = cached_tokens(usage), written_tokens(usage)
-    said = {
+    counts = {
         "input_tokens": max(0, count_of(usage.get("prompt_tokens")) - read - written),
         **({"cache_creation_input_tokens": written} if written else {}),
         "cache_read_input_tokens": read,
@@ -309,7 +309,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
     details = usage.get("completion_tokens_details")
     thinking = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
-    return said if thinking is None else {**said, "output_tokens_details": {"thinking_tokens": thinking}}
+    return counts if thinking is None else {**counts, "output_tokens_details": {"thinking_tokens": thinking}}
 
 
 def _id(given: Any) -> str:

@@ -115,18 +115,18 @@ def _tools(body: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     choice = _choice(body.get("tool_choice"), fit)
     if body.get("parallel_tool_calls") is False and choice["type"] != "none":
         choice["disable_parallel_tool_use"] = True
-    asked = body.get("tool_choice") is not None or len(choice) > 1
-    return {"tools": [_tool(tool, fit) for tool in given]} | ({"tool_choice": choice} if asked else {})
+    has_choice = body.get("tool_choice") is not None or len(choice) > 1
+    return {"tools": [_tool(tool, fit) for tool in given]} | ({"tool_choice": choice} if has_choice else {})
 
 
 def _tool(tool: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise _untranslatable(f"a tool of the type {str(tool.get('type'))[:40]!r}", "tools")
     function = tool["function"]
-    said = {key: function[key] for key in ("description", "strict") if function.get(key)}
+    fields = {key: function[key] for key in ("description", "strict") if function.get(key)}
     schema = object_schema(function.get("parameters") or {})
     mark = cache_mark(tool) or cache_mark(function)
-    return {"name": fit.name(function["name"]), **said, "input_schema": schema, **mark}
+    return {"name": fit.name(function["name"]), **fields, "input_schema": schema, **mark}
 
 
 def _choice(choice: Any, fit: Fitting) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _arguments(text: Any) -> Any:
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        said = "the arguments of a tool call are invalid: expected a JSON object, as the backend's protocol requires"
-        raise BadRequest(said, param="messages")
+        problem = "the arguments of a tool call are invalid: expected a JSON object, as the backend's protocol requires"
+        raise BadRequest(problem, param="messages")
     return value
 
 

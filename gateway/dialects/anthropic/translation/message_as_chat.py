@@ -75,7 +75,7 @@ class MessageAnswer:
         with reading():
             if event.data == DONE or self._chunks.has_ended:
                 return []  # notes of the server after the end
-            return [said for each in self._stops.events(load_json(event.data)) for said in self._chunks.of(each)]
+            return [chunk for each in self._stops.events(load_json(event.data)) for chunk in self._chunks.of(each)]
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
@@ -194,14 +194,14 @@ def _finish(reason: str | None) -> str | None:
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     read, written = count_tokens(usage)
-    said: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    counts: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     details = {"cached_tokens": "cache_read_input_tokens", "cache_write_tokens": "cache_creation_input_tokens"}
     if given := {key: usage[theirs] for key, theirs in details.items() if usage.get(theirs) is not None}:
-        said["prompt_tokens_details"] = given
+        counts["prompt_tokens_details"] = given
     thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     if thinking is not None:
-        said["completion_tokens_details"] = {"reasoning_tokens": thinking}
-    return said
+        counts["completion_tokens_details"] = {"reasoning_tokens": thinking}
+    return counts
 
 
 def _error(status: int, data: bytes) -> bytes:

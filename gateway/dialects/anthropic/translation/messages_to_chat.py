@@ -76,39 +76,39 @@ def _untranslatable(what: str) -> BadRequest:
 
 
 def _output(config: Mapping[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if effort := config.get("effort"):
-        said["reasoning_effort"] = EFFORTS.get(effort, effort)
+        fields["reasoning_effort"] = EFFORTS.get(effort, effort)
     if form := config.get("format"):
         if form.get("type") != "json_schema":
             raise _untranslatable(f"an 'output_config.format' of the type {str(form.get('type'))[:40]!r}")
         schema = {"name": "answer", "schema": form.get("schema") or {}, "strict": True}
-        said["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return said
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
 def _tools(body: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     given = body.get("tools")
     if not given:
         return {}
-    said: dict[str, Any] = {"tools": [_tool(tool, fit) for tool in given]}
+    fields: dict[str, Any] = {"tools": [_tool(tool, fit) for tool in given]}
     choice = body.get("tool_choice") or {}
     if choice.get("type") == "tool":
-        said["tool_choice"] = {"type": "function", "function": {"name": fit.name(choice["name"])}}
+        fields["tool_choice"] = {"type": "function", "function": {"name": fit.name(choice["name"])}}
     elif choice:
         if choice.get("type") not in CHOICES:
             raise _untranslatable("this 'tool_choice'")
-        said["tool_choice"] = CHOICES[choice["type"]]
+        fields["tool_choice"] = CHOICES[choice["type"]]
     if choice.get("disable_parallel_tool_use"):
-        said["parallel_tool_calls"] = False
-    return said
+        fields["parallel_tool_calls"] = False
+    return fields
 
 
 def _tool(tool: Mapping[str, Any], fit: Fitting) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise _untranslatable(f"a tool of the type {str(tool['type'])[:40]!r}")
-    said = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
-    function = {"name": fit.name(tool["name"]), **said, "parameters": object_schema(tool["input_schema"])}
+    fields = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
+    function = {"name": fit.name(tool["name"]), **fields, "parameters": object_schema(tool["input_schema"])}
     return {"type": "function", "function": function, **cache_mark(tool)}
 
 
@@ -118,18 +118,18 @@ def _is_kept(block: Mapping[str, Any], *, dropped: Sequence[str], unseals: bool)
 
 
 def _messages(body: Mapping[str, Any], fit: Fitting, is_kept: Callable[[Any], bool]) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     if system := _texts(_spoken(_blocks(body.get("system") or "")), "a system prompt"):
-        said.append({"role": "system", "content": system})
+        messages.append({"role": "system", "content": system})
     turns = _turns(body["messages"], is_kept)
     for role, blocks in turns:
         if role == "assistant":
-            said.append(_assistant(blocks, fit))
+            messages.append(_assistant(blocks, fit))
         elif role == "user":
-            said += _user(blocks, fit)
+            messages += _user(blocks, fit)
         else:
-            said.append({"role": "system", "content": _texts(blocks, "a system prompt")})
-    return said if turns else [*said, {"role": "user", "content": ""}]
+            messages.append({"role": "system", "content": _texts(blocks, "a system prompt")})
+    return messages if turns else [*messages, {"role": "user", "content": ""}]
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], is_kept: Callable[[Any], bool]) -> list[tuple[str, list[Any]]]:
