@@ -110,12 +110,12 @@ def load_costs(path: Path | None) -> Costs:
 
     Raises `ConfigInvalid` with every fault of the file.
     """
-    found = dict(shipped_costs().costs)
+    costs = dict(shipped_costs().costs)
     if path is not None:
         given = read_file(path, "a file of unit costs such as costs: {miss_loop_us: {value: 900}}")
-        found |= _read(given, str(path), CostsFile, "costs", COST_NAMES).costs
-    values: dict[str, float] = {name: found[name].value for name in COST_NAMES}
-    return Costs(**values, assumed=frozenset(name for name in COST_NAMES if not found[name].measured))
+        costs |= _read(given, str(path), CostsFile, "costs", COST_NAMES).costs
+    values: dict[str, float] = {name: costs[name].value for name in COST_NAMES}
+    return Costs(**values, assumed=frozenset(name for name in COST_NAMES if not costs[name].measured))
 
 
 def load_prices(path: Path | None) -> tuple[Prices, str]:
@@ -124,12 +124,12 @@ def load_prices(path: Path | None) -> tuple[Prices, str]:
     Raises `ConfigInvalid` with every fault of the file.
     """
     shipped = _read(_shipped("prices.yaml"), "prices.yaml", PricesFile, "prices", PRICE_NAMES)
-    found, own, currency = dict(shipped.prices), set[str](), shipped.currency
+    prices, own, currency = dict(shipped.prices), set[str](), shipped.currency
     if path is not None:
         content = read_file(path, "a file of prices such as prices: {core: 20}")
         given = _read(content, str(path), PricesFile, "prices", PRICE_NAMES)
-        found, own, currency = {**found, **given.prices}, set(given.prices), given.currency or currency
-    return Prices(**found, assumed=frozenset(found.keys() - own)), currency or ""
+        prices, own, currency = {**prices, **given.prices}, set(given.prices), given.currency or currency
+    return Prices(**prices, assumed=frozenset(prices.keys() - own)), currency or ""
 
 
 def _shipped(name: str) -> bytes:
@@ -142,7 +142,9 @@ def _read(content: bytes, file: str, kind: type[File], section: str, names: tupl
     try:
         parsed = kind.model_validate(source.value)
     except ValidationError as invalid:
-        raise ConfigInvalid([*faults, *(source.fault(path, said) for path, said in error_messages(invalid))]) from None
+        raise ConfigInvalid(
+            [*faults, *(source.fault(path, message) for path, message in error_messages(invalid))]
+        ) from None
     if faults:
         raise ConfigInvalid(faults)
     return parsed

@@ -54,11 +54,11 @@ class TritonClassifier:
             tensor = triton.InferInput(model.input, list(model.shape), "BYTES")
             tensor.set_data_from_numpy(np.full(model.shape, question.text.encode("utf-8", "replace"), np.object_))
             wanted = [triton.InferRequestedOutput(model.output)]
-            found = await self._client.infer(self._model, [tensor], outputs=wanted)
+            result = await self._client.infer(self._model, [tensor], outputs=wanted)
         except InferenceServerException as error:
             self._described = None  # the server may have another version of the model by now
             raise ClassifierFailed(f"the call failed: {error.status() or 'no status'}") from None
-        return _answer(model, found.as_numpy(model.output))
+        return _answer(model, result.as_numpy(model.output))
 
     async def close(self) -> None:
         if self._described is not None:
@@ -101,10 +101,10 @@ def text_model(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[st
     return TextModel(str(texts[0]["name"]), shape, name, usable[name] in SCORES)
 
 
-def _answer(model: TextModel, found: Any) -> ClassifierAnswer:
-    if found is None or found.size != 1:
+def _answer(model: TextModel, scores: Any) -> ClassifierAnswer:
+    if scores is None or scores.size != 1:
         raise ClassifierAnswerInvalid("its answer has not one element, expected one for one text")
-    value = found.flatten()[0]
+    value = scores.flatten()[0]
     if model.scores:
         return of_score(float(value))
     return of_tier(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)

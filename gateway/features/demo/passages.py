@@ -47,10 +47,10 @@ class _Block:
 
 def read_passages(doc_root: Path) -> list[Passage]:
     """Return the passages of README.md, ARCHITECTURE.md and docs/**/*.md under `doc_root`, in a stable order."""
-    found = []
+    passages = []
     for file in documentation_files(doc_root):
-        found += split_passages(file.read_text(encoding="utf-8"), file.relative_to(doc_root).as_posix())
-    return found
+        passages += split_passages(file.read_text(encoding="utf-8"), file.relative_to(doc_root).as_posix())
+    return passages
 
 
 def documentation_files(doc_root: Path) -> list[Path]:

@@ -98,17 +98,17 @@ def ensure_libpython(root: Path, progress: Progress) -> Path:
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     name = f"libpython{version}.so.1.0"
-    found = _find_library(name, root)
-    if found is None:
+    library = _find_library(name, root)
+    if library is None:
         progress(f"fetching {name} from the Debian package libpython{version}")
         _extract_debian_package(f"libpython{version}", root / "debian")
-        found = _find_library(name, root)
-    if found is None:
+        library = _find_library(name, root)
+    if library is None:
         raise TritonUnavailable(
             f"Triton's python backend needs {name}: install Debian's libpython{version} "
             f"(apt-get install libpython{version})"
         )
-    return found
+    return library
 
 
 def _find_library(name: str, root: Path) -> Path | None:

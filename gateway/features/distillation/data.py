@@ -91,8 +91,8 @@ def parse_row(value: Mapping[str, Any]) -> TrainingRow | str | None:
     text, label = (_first(value, keys) for keys in (TEXT_KEYS, LABEL_KEYS))
     if exported and (text is None or label is None):
         return None
-    for what, found, keys in (("text", text, TEXT_KEYS), ("label", label, LABEL_KEYS)):
-        if not isinstance(found, str) or not found.strip():
+    for what, content, keys in (("text", text, TEXT_KEYS), ("label", label, LABEL_KEYS)):
+        if not isinstance(content, str) or not content.strip():
             return f"no {what}, expected a text under one of {', '.join(keys)}"
     assert isinstance(text, str)
     assert isinstance(label, str)

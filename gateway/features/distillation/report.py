@@ -32,8 +32,8 @@ class Share:
         return f"{self.share:.1%} ({self.low:.1%} to {self.high:.1%}, {self.count} of {self.of})"
 
 
-def share_with_interval(found: Sequence[bool] | NDArray[np.bool_]) -> Share:
-    count, of = int(np.sum(found)), len(found)
+def share_with_interval(outcomes: Sequence[bool] | NDArray[np.bool_]) -> Share:
+    count, of = int(np.sum(outcomes)), len(outcomes)
     rate = count / of if of else 0.0
     low, high = wilson_interval(rate, of)
     return Share(count, of, round(rate, 4), round(low, 4), round(high, 4))

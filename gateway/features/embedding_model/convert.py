@@ -251,9 +251,9 @@ def encode(target: Path, reads: dict[str, Any], texts: list[str]) -> NDArray[np.
     return np.stack(rows)
 
 
-def agreement(found: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, float | int]:
+def agreement(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, float | int]:
     """Return the cosine agreement of two matrices of unit vectors. Raises ValueError below the bounds."""
-    cosines = (found * expected).sum(1)
+    cosines = (vectors * expected).sum(1)
     mean, least = float(cosines.mean()), float(cosines.min())
     if not (mean >= MIN_MEAN_COSINE and least >= MIN_COSINE):
         agreement = f"mean cosine {mean:.4f}, least {least:.4f}, expected at least {MIN_MEAN_COSINE} and {MIN_COSINE}"

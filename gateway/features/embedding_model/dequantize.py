@@ -44,11 +44,11 @@ def unquantised(graph: onnx.GraphProto) -> None:
     readers = {name: node for node in graph.node for name in node.input if node.op_type in ("Cast", "Mul")}
 
     def weights(name: str, scale: str, zero: str | None) -> str:
-        found = f"{name}_float"
-        if found not in tensors:
-            tensors[found] = floats(tensors[name], tensors[scale], tensors[zero] if zero else np.zeros(1))
-            graph.initializer.append(numpy_helper.from_array(tensors[found], found))
-        return found
+        float_name = f"{name}_float"
+        if float_name not in tensors:
+            tensors[float_name] = floats(tensors[name], tensors[scale], tensors[zero] if zero else np.zeros(1))
+            graph.initializer.append(numpy_helper.from_array(tensors[float_name], float_name))
+        return float_name
 
     for node in list(graph.node):
         if node.op_type == "MatMulInteger":

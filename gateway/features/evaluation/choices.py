@@ -60,19 +60,19 @@ def _read(path: Path, what: str, parse: Any) -> list[Any]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise CommandFailed(f"{path}: cannot be read ({error.strerror}), expected a file of {what}") from None
-    found, faults = [], []
+    rows, faults = [], []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(parse(f"{path}:{number}", _value(line)))
+                rows.append(parse(f"{path}:{number}", _value(line)))
             except ValueError as error:
                 faults.append(f"{path}:{number}: {error}")
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise CommandFailed("\n".join([*faults[:MAX_FAULTS], *more]))
-    if not found:
+    if not rows:
         raise CommandFailed(f"{path}: the file is empty, expected one of the {what} a line")
-    return found
+    return rows
 
 
 def _value(line: bytes) -> object:
@@ -125,12 +125,12 @@ def _expected(where: str, value: object, known: Set[str] | None) -> ExpectedChoi
 
 
 def _id(value: Mapping[str, Any]) -> str | None:
-    found = value.get("id")
-    if found is None:
+    identity = value.get("id")
+    if identity is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, str | int):
+    if isinstance(identity, bool) or not isinstance(identity, str | int):
         raise ValueError("id: expected a text or a whole number")
-    return str(found)
+    return str(identity)
 
 
 def paired(prompts: Sequence[Prompt], expected: Sequence[ExpectedChoice]) -> list[tuple[Prompt, ExpectedChoice]]:
@@ -195,16 +195,16 @@ class Evaluation:
     scored_by: dict[str, int] = field(default_factory=dict)
     others: list[dict[str, Any]] = field(default_factory=list)  # the prompts that went elsewhere
 
-    def add(self, prompt: Prompt, expected: ExpectedChoice, found: Explanation) -> None:
-        right = expected.name in (found.tier, found.backend, untuned(found.backend))
-        chosen = expected.name if right else found.tier or found.backend
+    def add(self, prompt: Prompt, expected: ExpectedChoice, explanation: Explanation) -> None:
+        right = expected.name in (explanation.tier, explanation.backend, untuned(explanation.backend))
+        chosen = expected.name if right else explanation.tier or explanation.backend
         self.all.add(right=right)
         counts = self.chosen.setdefault(expected.name, {})
         counts[chosen] = counts.get(chosen, 0) + 1
-        self.signals.setdefault(found.signal, Count()).add(right=right)
-        self.routes.setdefault(found.route, Count()).add(right=right)
-        if found.scored_by:
-            self.scored_by[found.scored_by] = self.scored_by.get(found.scored_by, 0) + 1
+        self.signals.setdefault(explanation.signal, Count()).add(right=right)
+        self.routes.setdefault(explanation.route, Count()).add(right=right)
+        if explanation.scored_by:
+            self.scored_by[explanation.scored_by] = self.scored_by.get(explanation.scored_by, 0) + 1
         if not right:
             self.others.append(
                 {
@@ -212,11 +212,11 @@ class Evaluation:
                     "id": prompt.id,
                     "expected": expected.name,
                     "chosen": chosen,
-                    "backend": found.backend,
-                    "route": found.route,
-                    "signal": found.signal,
-                    "reason": found.reason,
-                    "complexity": found.complexity,
+                    "backend": explanation.backend,
+                    "route": explanation.route,
+                    "signal": explanation.signal,
+                    "reason": explanation.reason,
+                    "complexity": explanation.complexity,
                 }
             )
 

@@ -125,19 +125,19 @@ async def _stream_lines(request: web.Request, lines: AsyncGenerator[bytes, None]
 
 async def _read_lines(request: web.Request, max_line_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
     """Yield the lines of the body with their numbers; None for a line that is too long. Raise `RequestTimeout`."""
-    number, held, skipping = 1, bytearray(), False
+    number, line, skipping = 1, bytearray(), False
     while chunk := await _read_chunk(request):
         *whole, rest = chunk.split(b"\n")
         for piece in whole:
-            held += piece
-            if held.strip() or skipping:
-                yield number, None if skipping or len(held) > max_line_bytes else bytes(held)
-            number, held, skipping = number + 1, bytearray(), False
-        held += rest
-        if len(held) > max_line_bytes:
-            held, skipping = bytearray(), True
-    if held.strip() or skipping:
-        yield number, None if skipping else bytes(held)
+            line += piece
+            if line.strip() or skipping:
+                yield number, None if skipping or len(line) > max_line_bytes else bytes(line)
+            number, line, skipping = number + 1, bytearray(), False
+        line += rest
+        if len(line) > max_line_bytes:
+            line, skipping = bytearray(), True
+    if line.strip() or skipping:
+        yield number, None if skipping else bytes(line)
 
 
 async def _read_chunk(request: web.Request) -> bytes:

@@ -53,8 +53,8 @@ def run_export(arguments: argparse.Namespace) -> int:
         with progress_bar("exporting", None, "entries", quiet=arguments.json) as done:
             count = await _write_file(_report_progress(admin.lines(path), done), arguments.out)
         left = not_reached(StoredCommand.EXPORT)
-        said = {"entries": count, "file": str(arguments.out), "not_reached": left}
-        return print_result(arguments, said, f"{pluralise(count, 'entry', 'entries')} in {arguments.out}")
+        summary = {"entries": count, "file": str(arguments.out), "not_reached": left}
+        return print_result(arguments, summary, f"{pluralise(count, 'entry', 'entries')} in {arguments.out}")
 
     return call_gateway(arguments, ask)
 

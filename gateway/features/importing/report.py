@@ -64,10 +64,10 @@ class ImportReport:
 
     def _lines(self) -> Iterator[str]:
         for outcome in Outcome:
-            found = [finding for finding in self.findings if finding.outcome is outcome]
-            if found:
-                yield f"{outcome} ({len(found)}):"
-                yield from (f"  {self.source}:{f.line}: {render_path(f.path)}: {f.text}" for f in found)
+            findings = [finding for finding in self.findings if finding.outcome is outcome]
+            if findings:
+                yield f"{outcome} ({len(findings)}):"
+                yield from (f"  {self.source}:{f.line}: {render_path(f.path)}: {f.text}" for f in findings)
         if self.differences:
             yield "differences that no line shows:"
             yield from (f"  {text}" for text in self.differences)

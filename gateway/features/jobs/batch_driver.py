@@ -297,8 +297,8 @@ class BatchDriver:
         names = {}
         for kind, completed in (("output", True), ("error", False)):
             await self._renew_lease(driven)
-            found = await self._store.outputs(batch.id, completed=completed)
-            outputs = {line: output for line, output in found.items() if line in driven.by_number}
+            all_outputs = await self._store.outputs(batch.id, completed=completed)
+            outputs = {line: output for line, output in all_outputs.items() if line in driven.by_number}
             if outputs:
                 content = await asyncio.to_thread(_joined, outputs)  # up to `MAX_OUTPUT` and a little more
                 names[f"{kind}_file"] = name = file_id(batch.id, kind)

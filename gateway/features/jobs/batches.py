@@ -66,8 +66,8 @@ class BatchReader:
 
     def _add(self, raw: bytes) -> None:
         if len(self.lines) >= self._max_lines:
-            said = f"the file has too many requests: expected at most {self._max_lines} (jobs.max_batch)"
-            self.at_end, self.faults = True, [BatchError(0, said, "too_many_requests")]
+            message = f"the file has too many requests: expected at most {self._max_lines} (jobs.max_batch)"
+            self.at_end, self.faults = True, [BatchError(0, message, "too_many_requests")]
             return
         parsed = _line(raw, self._number, self._endpoint, self._seen)
         if isinstance(parsed, BatchLine):
@@ -79,19 +79,19 @@ class BatchReader:
 
 def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine | BatchError:
     try:
-        said = orjson.loads(raw)
+        fields = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return BatchError(number, "this line is not valid JSON", "invalid_json_line")
-    if not isinstance(said, dict):
+    if not isinstance(fields, dict):
         return BatchError(number, "this line is not an object: expected one with custom_id, method, url and body")
-    custom_id, body = said.get("custom_id"), said.get("body")
+    custom_id, body = fields.get("custom_id"), fields.get("body")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
         return BatchError(number, "custom_id: expected a string of 1 to 512 characters")
     if custom_id in seen:
         return BatchError(number, "custom_id: expected an id that no other line has", "duplicate_custom_id")
-    if said.get("method") != "POST":
+    if fields.get("method") != "POST":
         return BatchError(number, "method: expected POST", "invalid_method")
-    url = said.get("url")
+    url = fields.get("url")
     if not isinstance(url, str) or target_of("POST", url)[:2] != (endpoint, ""):
         return BatchError(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
     if not isinstance(body, dict):
@@ -134,17 +134,17 @@ def output_of(batch: str, line: BatchLine, job_state: JobState | None, reason: s
     `reason` says why there is no job.
     """
     name = hashlib.sha256(f"{batch}/{line.number}".encode()).hexdigest()[:32]
-    said: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
+    output: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
     if job_state is not None and job_state.result is not None:
         view = result_json(job_state.result)
-        said["response"] = {"status_code": view["status"], "request_id": job_state.id, "body": view["body"]}
+        output["response"] = {"status_code": view["status"], "request_id": job_state.id, "body": view["body"]}
     if job_state is None or job_state.result is None:
         code = reason or (
             "batch_cancelled" if job_state and job_state.status is JobStatus.CANCELLED else "request_failed"
         )
         message = (job_state.error if job_state else "") or "this request got no response"
-        said["error"] = {"code": code, "message": message}
-    return orjson.dumps(said), job_state is not None and job_state.status is JobStatus.COMPLETED
+        output["error"] = {"code": code, "message": message}
+    return orjson.dumps(output), job_state is not None and job_state.status is JobStatus.COMPLETED
 
 
 def file_id(batch: str, kind: str) -> str:

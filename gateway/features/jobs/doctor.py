@@ -16,8 +16,8 @@ def job_key(config: Config) -> Iterator[Finding]:
     if not config.jobs.enabled or config.jobs.key_env is not None:
         return
     if path is None:
-        found = "there is no key that encrypts the credentials of jobs: jobs with credentials are refused"
-        yield warning("jobs", found, "set jobs.key_env to a variable with one secret for all gateways on the store")
+        problem = "there is no key that encrypts the credentials of jobs: jobs with credentials are refused"
+        yield warning("jobs", problem, "set jobs.key_env to a variable with one secret for all gateways on the store")
     elif not path.exists():
         yield ok("jobs", f"the first start makes a key in {path}, which encrypts the credentials of jobs")
     elif path.stat().st_mode & UMASK:

@@ -39,8 +39,8 @@ class ErasedJobs:
         self._store = store
 
     async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
-        found = await self._store.find(target.matches)
-        return len(found) if dry_run else await self._store.erase(found)
+        jobs = await self._store.find(target.matches)
+        return len(jobs) if dry_run else await self._store.erase(jobs)
 
 
 class ErasableBatches(Protocol):
@@ -86,7 +86,7 @@ class BatchLines:
         if any(subject.startswith("k") for subject in target.subjects):
             traces.notes.append("not reached: the lines of files and batches of an API key, as lines name users only")
         files = [file for file in await self._store.all_files() if target.matches(tuple(target.subjects), file.tenant)]
-        inputs = {file.id: found for file in files if (found := await self._lines(file, target)) is not None}
+        inputs = {file.id: lines for file in files if (lines := await self._lines(file, target)) is not None}
         erased, unknown = 0, 0
         for tenant in {file.tenant for file in files}:
             for name in await self._store.batches(tenant):
@@ -114,8 +114,10 @@ class BatchLines:
         content = await self._store.content(file.id) if file.purpose == INPUT else None
         if content is None:
             return None
-        found = await asyncio.to_thread(_lines_of, content, lambda user: target.names(self._subjects_of(user, "")))
-        return found if found.numbers else None
+        input_lines = await asyncio.to_thread(
+            _lines_of, content, lambda user: target.names(self._subjects_of(user, ""))
+        )
+        return input_lines if input_lines.numbers else None
 
     async def _erase_outputs(self, files: Sequence[BatchFile], custom_ids: set[str], *, dry_run: bool) -> int:
         erased = 0
@@ -123,10 +125,10 @@ class BatchLines:
             content = await self._store.content(file.id)
             if content is None:
                 continue
-            kept, gone = await asyncio.to_thread(_without, content, custom_ids)
+            content_left, gone = await asyncio.to_thread(_without, content, custom_ids)
             erased += gone
             if gone and not dry_run:
-                await self._store.replace_content(file, kept)
+                await self._store.replace_content(file, content_left)
         return erased
 
     async def _erase_input(self, file: BatchFile, lines: _InputLines) -> None:
@@ -140,24 +142,24 @@ class BatchLines:
 def _lines_of(content: bytes, is_of: Callable[[str | None], bool]) -> _InputLines:
     """Return the lines for whose user `is_of` is true. An empty line takes the place of each: the others keep their
     numbers."""
-    found, kept = _InputLines(), list[bytes]()
+    input_lines, lines_left = _InputLines(), list[bytes]()
     for number, raw in enumerate(content.split(b"\n"), 1):
         line = _parsed(raw)
         if is_of(body_user(orjson.dumps(line.get("body")))):
-            found.numbers.append(number)
-            found.custom_ids.add(str(line.get("custom_id")))
-            kept.append(b"")
+            input_lines.numbers.append(number)
+            input_lines.custom_ids.add(str(line.get("custom_id")))
+            lines_left.append(b"")
         else:
-            kept.append(raw)
-    found.content = b"\n".join(kept)
-    return found
+            lines_left.append(raw)
+    input_lines.content = b"\n".join(lines_left)
+    return input_lines
 
 
 def _without(content: bytes, custom_ids: set[str]) -> tuple[bytes, int]:
     """Return the content without the lines of these ids, and their number."""
     lines = content.split(b"\n")
-    kept = [raw for raw in lines if str(_parsed(raw).get("custom_id")) not in custom_ids]
-    return b"\n".join(kept), len(lines) - len(kept)
+    lines_left = [raw for raw in lines if str(_parsed(raw).get("custom_id")) not in custom_ids]
+    return b"\n".join(lines_left), len(lines) - len(lines_left)
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

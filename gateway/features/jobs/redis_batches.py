@@ -58,20 +58,20 @@ class RedisBatches:
         await self._write(put)
 
     async def file(self, identity: str) -> BatchFile | None:
-        found = await self._execute(lambda client: client.hget(self._file(identity), "file"))
-        return None if found is None else BatchFile(**_decode_record(found))
+        data = await self._execute(lambda client: client.hget(self._file(identity), "file"))
+        return None if data is None else BatchFile(**_decode_record(data))
 
     async def content(self, identity: str) -> bytes | None:
-        found: bytes | None = await self._execute(lambda client: client.hget(self._file(identity), "content"))
-        return found
+        data: bytes | None = await self._execute(lambda client: client.hget(self._file(identity), "content"))
+        return data
 
     async def files(self, tenant: str) -> list[BatchFile]:
         names = await self._execute(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1))
-        found = [await self.file(name.decode()) for name in names]
-        gone = [name for name, file in zip(names, found, strict=True) if file is None]
+        files = [await self.file(name.decode()) for name in names]
+        gone = [name for name, file in zip(names, files, strict=True) if file is None]
         if gone:
             await self._execute(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
-        return [file for file in found if file is not None]
+        return [file for file in files if file is not None]
 
     async def file_totals(self) -> tuple[int, int]:
         async def read(client: Any) -> tuple[int, int]:
@@ -110,10 +110,10 @@ class RedisBatches:
         await self._execute(lambda client: client.hset(self._batch(batch.id), "batch", _encode_batch(batch)))
 
     async def batch(self, identity: str) -> JobBatch | None:
-        found = await self._execute(lambda client: client.hget(self._batch(identity), "batch"))
-        if found is None:
+        data = await self._execute(lambda client: client.hget(self._batch(identity), "batch"))
+        if data is None:
             return None
-        fields = _decode_record(found)
+        fields = _decode_record(data)
         headers = tuple((name, value) for name, value in fields.pop("headers"))
         return JobBatch(headers=headers, faults=tuple(BatchError(**fault) for fault in fields.pop("faults")), **fields)
 
@@ -125,10 +125,10 @@ class RedisBatches:
                 for name in names:
                     pipe.exists(self._batch(name.decode()))
                 exists = await pipe.execute() if names else []
-            gone = [name for name, found in zip(names, exists, strict=True) if not found]
+            gone = [name for name, is_there in zip(names, exists, strict=True) if not is_there]
             if gone:  # expired
                 await client.zrem(listed, *gone)
-            return [name.decode() for name, found in zip(names, exists, strict=True) if found]
+            return [name.decode() for name, is_there in zip(names, exists, strict=True) if is_there]
 
         return await self._store.execute(read, TIMEOUT_S)
 
@@ -168,14 +168,14 @@ class RedisBatches:
         await self._execute(lambda client: client.hset(self._batch(batch, "out" if completed else "err"), line, output))
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]:
-        found = await self._execute(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
-        return {int(line): output for line, output in found.items()}
+        outputs = await self._execute(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
+        return {int(line): output for line, output in outputs.items()}
 
     async def all_files(self) -> list[BatchFile]:
         """Return the files of all tenants. Raise `StoreUnavailable`."""
         names = await self._execute(lambda client: client.zrange(self._files + "all", 0, -1))
-        found = [await self.file(name.decode()) for name in names]
-        return [file for file in found if file is not None]
+        files = [await self.file(name.decode()) for name in names]
+        return [file for file in files if file is not None]
 
     async def replace_content(self, file: BatchFile, content: bytes) -> None:
         """Replace the content of a file that exists. Its expiry stays. Raise `StoreUnavailable`."""
@@ -252,7 +252,7 @@ def _encode_batch(batch: JobBatch) -> bytes:
 
 def _decode_record(data: bytes) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
+        record: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
     except (ValueError, msgpack.UnpackException):
         raise StoreUnavailable("a file or batch record is unreadable") from None
-    return found
+    return record

@@ -85,8 +85,8 @@ class RedisJobs:
                 continue  # of another version: its claim expires, and another gateway may be able to read it
         return claimed
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
-        flat = [part for pair in held for part in pair]
+    async def beat(self, worker: str, leases: Sequence[tuple[str, int]]) -> list[LeaseState]:
+        flat = [part for pair in leases for part in pair]
         return [LeaseState.HELD if ok else LeaseState.LOST for ok in await self._run("BEAT", worker, *flat)]
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
@@ -156,17 +156,17 @@ class RedisJobs:
 
     async def find(self, matches: Callable[[Sequence[str], str], bool]) -> list[str]:
         """Return the ids of all jobs for whose subjects and tenant `matches` is true. Raise `StoreUnavailable`."""
-        found: dict[str, None] = {}
+        matching: dict[str, None] = {}
         for listed in LISTS.values():
             cursor = 0
             while True:
                 cursor, names = await self._store.execute(partial(self._page, self._prefix + listed, cursor), TIMEOUT_S)
                 for name, (tenant, subjects) in names:
                     if tenant is not None and matches((subjects or b"").decode().split(), tenant.decode()):
-                        found[name] = None
+                        matching[name] = None
                 if cursor == 0:
                     break
-        return list(found)
+        return list(matching)
 
     async def _page(self, key: str, cursor: int, client: Any) -> tuple[int, list[tuple[str, list[bytes | None]]]]:
         cursor, members = await client.zscan(key, cursor, count=PAGE)

@@ -167,11 +167,11 @@ def result_json(result: JobResult) -> dict[str, Any]:
 
 
 def _by_name(headers: Headers) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, value in headers:
         low, text = name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        found[low] = f"{found[low]}, {text}" if low in found else text
-    return found
+        by_name[low] = f"{by_name[low]}, {text}" if low in by_name else text
+    return by_name
 
 
 OPEN = frozenset({"validating", "in_progress", "cancelling"})
@@ -317,7 +317,7 @@ class JobStore(Protocol):
         instead, and is kept for `dead_s`.
         """
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[LeaseState]:
+    async def beat(self, worker: str, leases: Sequence[tuple[str, int]]) -> list[LeaseState]:
         """Prolong claims (id, token) by the visibility timeout."""
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:

@@ -76,9 +76,9 @@ class JobWorkers:
 
     def give_up(self, job: str) -> None:
         """Cancel the call of a job that was cancelled, without waiting for the next heartbeat."""
-        held = self._running.get(job)
-        if held is not None and not held.settling:
-            held.task.cancel()
+        running = self._running.get(job)
+        if running is not None and not running.settling:
+            running.task.cancel()
 
     async def run(self) -> None:
         """Run jobs until cancelled or failed, then requeue unfinished jobs, so that others can start them at once.
@@ -127,8 +127,8 @@ class JobWorkers:
         task.add_done_callback(lambda _: self._ended(claimed))
 
     def _ended(self, claimed: ClaimedJob) -> None:
-        held = self._running.get(claimed.job.id)
-        if held is not None and held.claimed is claimed:
+        running = self._running.get(claimed.job.id)
+        if running is not None and running.claimed is claimed:
             del self._running[claimed.job.id]
         self._wake.set()
 
@@ -171,9 +171,9 @@ class JobWorkers:
     async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, started: float) -> None:
         """Report the decision until the store accepts it. Heartbeats keep the claim meanwhile."""
         job, token = claimed.job.id, claimed.token
-        held = self._running.get(job)
-        if held is not None and held.claimed is claimed:
-            held.settling = True
+        running = self._running.get(job)
+        if running is not None and running.claimed is claimed:
+            running.settling = True
         while True:
             try:
                 if isinstance(decision, RetryDecision):
@@ -201,18 +201,18 @@ class JobWorkers:
         beats = 0
         while True:
             await asyncio.sleep(interval_s)
-            held = [(name, running_job.claimed.token) for name, running_job in self._running.items()]
+            leases = [(name, running_job.claimed.token) for name, running_job in self._running.items()]
             with suppress(StoreUnavailable):
-                if held:
-                    self._cancel_lost(held, await self._store.beat(self._name, held))
+                if leases:
+                    self._cancel_lost(leases, await self._store.beat(self._name, leases))
                 if beats % SWEEP_EVERY == 0:
                     await self._store.sweep(self._name)
                 if beats % 5 == 0:
                     await self.sample()
             beats += 1
 
-    def _cancel_lost(self, held: list[tuple[str, int]], holds: list[LeaseState]) -> None:
-        for (name, token), hold in zip(held, holds, strict=True):
+    def _cancel_lost(self, leases: list[tuple[str, int]], holds: list[LeaseState]) -> None:
+        for (name, token), hold in zip(leases, holds, strict=True):
             running_job = self._running.get(name)
             # A job that is being concluded appears lost too, because we have just concluded it.
             if (
@@ -232,12 +232,12 @@ class JobWorkers:
         self._telemetry.job_oldest_seconds.set(value=counts.oldest_s)
 
     async def _requeue_all(self) -> None:
-        for held in list(self._running.values()):
-            await cancel_and_wait(held.task)
+        for running in list(self._running.values()):
+            await cancel_and_wait(running.task)
             error = "the gateway that ran the job was stopped"
-            job, token = held.claimed.job.id, held.claimed.token
+            job, token = running.claimed.job.id, running.claimed.token
             with suppress(StoreUnavailable):  # its claim expires instead
-                if held.claimed.job.transmission.final:
+                if running.claimed.job.transmission.final:
                     dead = Conclusion(JobStatus.FAILED, None, sent_once(error), self._terms.dead_s, dead=True)
                     await self._store.conclude(job, token, dead)
                 else:

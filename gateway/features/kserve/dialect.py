@@ -94,11 +94,11 @@ class KServe(Unstreamed):
 
         A streaming model may send pieces, or repeat the growing text, or respond in another way.
         """
-        said = _generate_form({key: given for key, given in value.items() if key != "id"})
-        text = said.get(TEXT_INPUT)
-        asked = text if isinstance(text, str) and text else None
-        parameters = said.get("parameters")
-        settings = {**(parameters if isinstance(parameters, dict) else {}), **said}
+        fields = _generate_form({key: given for key, given in value.items() if key != "id"})
+        text = fields.get(TEXT_INPUT)
+        prompt = text if isinstance(text, str) and text else None
+        parameters = fields.get("parameters")
+        settings = {**(parameters if isinstance(parameters, dict) else {}), **fields}
         limit = settings.get(MAX_TOKENS)
         return Call(
             dialect=self,
@@ -107,12 +107,12 @@ class KServe(Unstreamed):
             model=model,
             stream=operation == "generate_stream",
             decisive_source=Decisive(
-                dump_json([model, version, said], canonical=True),
-                dump_json([model, version, {**said, TEXT_INPUT: None}], canonical=True),
-                asked,
-                None if asked else Bypass.NO_TEXT,
+                dump_json([model, version, fields], canonical=True),
+                dump_json([model, version, {**fields, TEXT_INPUT: None}], canonical=True),
+                prompt,
+                None if prompt else Bypass.NO_TEXT,
             ),
-            prompt_source=asked or "",
+            prompt_source=prompt or "",
             max_tokens=limit if type(limit) is int and limit > 0 else None,
             user=None,
             uncached=Bypass.SEQUENCE if _is_in_sequence(settings) else None,
@@ -157,8 +157,8 @@ class KServe(Unstreamed):
                 answers = [unpack(data) for data in payload]
             except MalformedResponse:
                 return Inspection(Admission.MALFORMED, 0, 0)
-            told = any(answer.outputs for answer in answers)
-            return Inspection(Admission.STORED if told else Admission.INCOMPLETE, 0, 0)
+            has_outputs = any(answer.outputs for answer in answers)
+            return Inspection(Admission.STORED if has_outputs else Admission.INCOMPLETE, 0, 0)
         values = [_object(data) for data in payload]
         if None in values:
             return Inspection(Admission.MALFORMED, 0, 0)
@@ -272,8 +272,8 @@ def _text(tensor: Tensor) -> str | None:
 
 def _texts(inference: InferenceRequest) -> list[str]:
     """Return all texts, to judge complexity if there is no single question."""
-    found = [t.data for t in inference.inputs if t.datatype == "BYTES" and t.data is not None]
-    return [text.decode(errors="replace") for data in found if len(data) <= MAX_QUESTION for text in elements(data)]
+    tensors = [t.data for t in inference.inputs if t.datatype == "BYTES" and t.data is not None]
+    return [text.decode(errors="replace") for data in tensors if len(data) <= MAX_QUESTION for text in elements(data)]
 
 
 def _max_tokens(inference: InferenceRequest) -> int | None:

@@ -232,11 +232,11 @@ def with_id(identity: int | str, data: bytes) -> bytes:
     """Return a response that is addressed to another request. Everything but the id stays byte for byte where the id
     stands first or last."""
     own = orjson.dumps(identity)
-    found = _ID_FIRST.match(data)
-    if found is None:
-        found = _ID_LAST.search(data, max(0, len(data) - _ID_TAIL))
-    if found is not None:
-        return data[: found.start(1)] + own + data[found.end(1) :]
+    match = _ID_FIRST.match(data)
+    if match is None:
+        match = _ID_LAST.search(data, max(0, len(data) - _ID_TAIL))
+    if match is not None:
+        return data[: match.start(1)] + own + data[match.end(1) :]
     try:
         message = json.loads(data)  # keeps integers of any length
     except ValueError:

@@ -108,20 +108,20 @@ class MilvusIndex:
         if counted is not None:
             if self._clock.monotonic() - counted[1] > COUNT_S:
                 self._counting.start(scope, self._count(scope))
-            found = await self._search(scope, vector, k)
+            neighbours = await self._search(scope, vector, k)
         else:  # thresholds depend on the count, so a first search waits for it
-            found, _ = await asyncio.gather(self._search(scope, vector, k), self._count(scope))
-        return found
+            neighbours, _ = await asyncio.gather(self._search(scope, vector, k), self._count(scope))
+        return neighbours
 
     async def near(self, vector: Vector, similarity: float) -> list[str]:
         """Return the entries within `similarity` of `vector`. It reads every vector: a Milvus search returns only the
         nearest and may miss some, which a purge must not."""
         self._check(vector)
-        found: list[str] = []
+        fingerprints: list[str] = []
         async for page in self._pages("fingerprint", "vector"):
             close = np.array([row["vector"] for row in page], dtype=np.float32) @ vector >= similarity
-            found += [page[i]["fingerprint"] for i in np.flatnonzero(close).tolist()]
-        return found
+            fingerprints += [page[i]["fingerprint"] for i in np.flatnonzero(close).tolist()]
+        return fingerprints
 
     async def remove(self, fingerprints: Sequence[str]) -> int:
         removed = 0

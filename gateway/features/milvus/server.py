@@ -55,21 +55,21 @@ class MilvusServer:
     async def call(self, operation: Operation[T], timeout_s: float | None = None) -> T:
         """Run an operation in a thread. `timeout_s` is by default the timeout of a search. Raise `IndexUnavailable`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        asked = self._clock.monotonic()
-        if not self._breaker.allow(asked):
+        started = self._clock.monotonic()
+        if not self._breaker.allow(started):
             raise IndexUnavailable("the index in Milvus has failed and is not called for a moment")
         try:
             async with asyncio.timeout(limit_s):
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, self._call, operation, limit_s)
+                reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._call, operation, limit_s)
         except TimeoutError:
-            self._breaker.failed(self._clock.monotonic(), asked)
+            self._breaker.failed(self._clock.monotonic(), started)
             raise IndexUnavailable(f"the index in Milvus has not answered within {limit_s:g} s") from None
         except Exception as error:  # the library raises its own errors, those of gRPC, and any others with a Lite file
             self._prepared = False
-            self._breaker.failed(self._clock.monotonic(), asked)
+            self._breaker.failed(self._clock.monotonic(), started)
             raise IndexUnavailable(f"the index in Milvus failed: {_error_text(error)}") from None
-        self._breaker.succeeded(asked)
-        return found
+        self._breaker.succeeded(started)
+        return reply
 
     def close(self) -> None:
         """Close the client. Operations in progress end within their time limit and are awaited, because they use the

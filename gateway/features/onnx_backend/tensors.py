@@ -54,12 +54,12 @@ class TensorGraph:
             return None
         if path in ("/v2/health/live", "/v2/health/ready"):
             return True
-        found = ABOUT.fullmatch(path)
-        if found is None or found[2]:
-            return None if found is None else True
+        match = ABOUT.fullmatch(path)
+        if match is None or match[2]:
+            return None if match is None else True
         inputs = [_described(name, each.type, each.shape) for name, each in self._inputs.items()]
         outputs = [_described(each.name, each.type, each.shape) for each in self._session.get_outputs()]
-        named = {"name": unquote(found[1]), "versions": ["1"], "platform": "onnxruntime_onnx"}
+        named = {"name": unquote(match[1]), "versions": ["1"], "platform": "onnxruntime_onnx"}
         return {**named, "inputs": inputs, "outputs": outputs}
 
     def infer(self, inference: InferenceRequest, model: str, options: onnxruntime.RunOptions) -> bytes:
@@ -71,8 +71,8 @@ class TensorGraph:
             raise UnsupportedByBackend(
                 f"the model has no output {strange[0][:100]!r}, expected some of {', '.join(self._outputs)}"
             )
-        found = self._session.run(wanted, feed, options)
-        outputs = tuple(_tensor(name, self._outputs[name], each) for name, each in zip(wanted, found, strict=True))
+        arrays = self._session.run(wanted, feed, options)
+        outputs = tuple(_tensor(name, self._outputs[name], each) for name, each in zip(wanted, arrays, strict=True))
         return pack(InferenceResponse({"model_name": model, "model_version": "1"}, outputs))
 
     def _feed(self, inference: InferenceRequest) -> dict[str, NDArray[Any]]:
@@ -107,10 +107,10 @@ def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
     return np.frombuffer(tensor.data, NUMBERS[datatype]).reshape(tensor.shape)
 
 
-def _tensor(name: str, kind: str, found: NDArray[Any]) -> Tensor:
+def _tensor(name: str, kind: str, array: NDArray[Any]) -> Tensor:
     datatype = DATATYPES[kind]
     if datatype == "BYTES":
-        data = pack_strings([str(text).encode() for text in found.ravel()])
+        data = pack_strings([str(text).encode() for text in array.ravel()])
     else:
-        data = np.ascontiguousarray(found, NUMBERS[datatype]).tobytes()
-    return Tensor(name, datatype, tuple(found.shape), {}, data)
+        data = np.ascontiguousarray(array, NUMBERS[datatype]).tobytes()
+    return Tensor(name, datatype, tuple(array.shape), {}, data)

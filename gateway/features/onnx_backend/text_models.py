@@ -104,8 +104,8 @@ class OnnxTextClassifier:
         odds = -np.logaddexp(0.0, -scores) if self._is_multi_label else scores - np.logaddexp.reduce(scores)
         best, *_ = order = np.argsort(-odds, kind="stable").tolist()
         beside = tuple(self._token(label, odds[label]) for label in order[: question.logprobs or 0])
-        said = () if question.logprobs is None else (self._token(best, odds[best], beside),)
-        return ClassifierOutput(self._labels[best], said, tokens)
+        logprobs = () if question.logprobs is None else (self._token(best, odds[best], beside),)
+        return ClassifierOutput(self._labels[best], logprobs, tokens)
 
     def _token(self, label: int, logprob: float, beside: tuple[Token, ...] = ()) -> Token:
         name = self._labels[label]

@@ -87,12 +87,12 @@ class PrefixTable:
 
     def names(self, blocks: Sequence[bytes]) -> list[str]:
         """Return the upstreams that saw a prefix, the one with the longest first."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for digest in reversed(blocks):
             name = self._upstreams.get(digest)
             if name is not None:
-                found[name] = None
-        return list(found)
+                names[name] = None
+        return list(names)
 
     def record(self, blocks: Sequence[bytes], name: str) -> None:
         """Record that `name` sees the prompt now. Short prefixes are forgotten after long ones, which they outlive."""

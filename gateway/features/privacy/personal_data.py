@@ -96,14 +96,14 @@ def find(text: str, kinds: Collection[Kind]) -> tuple[Finding, ...]:
     """
     if text.isascii() and _DIGITS.search(text) is None and not is_disguised(text) and "@" not in text:
         return ()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     taken = bytearray(len(text))
     for finding in (*_found_in_plain(text, kinds), *_found_in_base64(text, kinds)):
         start, end = finding.start, finding.end
         if not any(taken[start:end]):
             taken[start:end] = b"\x01" * (end - start)
-            found.append(finding)
-    return tuple(sorted(found, key=lambda finding: finding.start))
+            findings.append(finding)
+    return tuple(sorted(findings, key=lambda finding: finding.start))
 
 
 def _found_in_plain(text: str, kinds: Collection[Kind]) -> Iterator[Finding]:
@@ -111,9 +111,9 @@ def _found_in_plain(text: str, kinds: Collection[Kind]) -> Iterator[Finding]:
         reading = _Reading(plain.text)
         for kind, reader in _READERS.items():
             if kind in kinds:
-                for found in reader(reading):
-                    start, end = plain.source_span(found.start, found.end)
-                    yield Finding(kind, start, end, found.value)
+                for finding in reader(reading):
+                    start, end = plain.source_span(finding.start, finding.end)
+                    yield Finding(kind, start, end, finding.value)
 
 
 def _found_in_base64(text: str, kinds: Collection[Kind]) -> Iterator[Finding]:
@@ -122,9 +122,9 @@ def _found_in_base64(text: str, kinds: Collection[Kind]) -> Iterator[Finding]:
         if match[0].islower() or match[0].isdecimal():
             continue
         decoded = decoded_text(match[0].replace("-", "+").replace("_", "/"))
-        found = next(_found_in_plain(decoded, kinds), None) if decoded else None
-        if found is not None:
-            yield Finding(found.kind, match.start(), match.end(), f"{found.value} {match[0]}")
+        finding = next(_found_in_plain(decoded, kinds), None) if decoded else None
+        if finding is not None:
+            yield Finding(finding.kind, match.start(), match.end(), f"{finding.value} {match[0]}")
 
 
 def redact(text: str, findings: Sequence[Finding]) -> str:
@@ -160,9 +160,9 @@ class _Reading:
         for name in names:
             at = -1
             while (at := lower.find(name, at + 1)) >= 0:
-                found = pattern.match(self.text, at + len(name))
-                if found is not None and len(lower) == len(self.text):
-                    yield found
+                match = pattern.match(self.text, at + len(name))
+                if match is not None and len(lower) == len(self.text):
+                    yield match
 
 
 def _clusters(groups: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -211,10 +211,10 @@ def _cards(reading: _Reading) -> Iterator[Finding]:
     read = 0  # characters
     for at, (start, end) in enumerate(groups):
         if start >= read and end - start >= 4 and text[start] in "23456" and not _adjoins_word(text, start):
-            found = _longest_card(text, groups[at : at + MAX_GROUPS])
-            if found is not None:
-                read = found.end
-                yield found
+            card = _longest_card(text, groups[at : at + MAX_GROUPS])
+            if card is not None:
+                read = card.end
+                yield card
     yield from _spread_cards(reading)
 
 

@@ -85,13 +85,13 @@ class ChangeLogReader:
         now = int(seconds) + int(micros) / 1e6
         if info is None:  # nothing was ever written, or the stream was deleted
             return EntryPage([], START, missed=after != START, more=False, added=0, kept=0, now=now)
-        kept = int(info["length"])
-        added = int(info.get("entries-added", kept))  # servers before version 7 do not count them
+        size = int(info["length"])
+        added = int(info.get("entries-added", size))  # servers before version 7 do not count them
         if _is_truncated(after, info, added):
             last = _text(info["last-generated-id"])
-            return EntryPage([], last, missed=True, more=False, added=added, kept=kept, now=now)
+            return EntryPage([], last, missed=True, more=False, added=added, kept=size, now=now)
         changes, position = [_change(*row) for row in rows], _text(rows[-1][0]) if rows else after
-        return EntryPage(changes, position, missed=False, more=len(rows) == PAGE, added=added, kept=kept, now=now)
+        return EntryPage(changes, position, missed=False, more=len(rows) == PAGE, added=added, kept=size, now=now)
 
     async def wait(self, after: str) -> None:
         streams = {self._key: after}
@@ -140,9 +140,9 @@ def _is_truncated(after: str, info: Mapping[str, Any], added: int) -> bool:
 def _change(identifier: bytes | str, fields: Mapping[bytes, bytes] | Sequence[Any]) -> StoreChange:
     position = _text(identifier)
     at = number_of(position)[0] / 1e3
-    said = {_text(name): _text(value) for name, value in dict(fields).items()}
-    by = said.pop("by", "")
-    for name, value in said.items():
+    texts = {_text(name): _text(value) for name, value in dict(fields).items()}
+    by = texts.pop("by", "")
+    for name, value in texts.items():
         if name in KINDS:
             return StoreChange(KINDS[name], by, at, value, position)
     return StoreChange(None, by, at, "", position)

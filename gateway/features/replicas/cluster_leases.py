@@ -67,20 +67,20 @@ class ClusterLeases:
         """
         lookup = spawn(self._lookups, self._leases.look_up(fingerprint))
         try:
-            found = await asyncio.shield(lookup)
+            reply = await asyncio.shield(lookup)
         except asyncio.CancelledError:
             lookup.add_done_callback(partial(self._return_lease, fingerprint))
             raise
-        if isinstance(found, Claim) and found.token:
-            self._active[fingerprint] = found.token
-        return found
+        if isinstance(reply, Claim) and reply.token:
+            self._active[fingerprint] = reply.token
+        return reply
 
     def _return_lease(self, fingerprint: str, lookup: asyncio.Task[Entry | Claim]) -> None:
         if lookup.cancelled() or lookup.exception() is not None:
             return
-        found = lookup.result()
-        if isinstance(found, Claim) and found.token:
-            self._to_release[fingerprint] = found.token
+        reply = lookup.result()
+        if isinstance(reply, Claim) and reply.token:
+            self._to_release[fingerprint] = reply.token
             self._release_event.set()
 
     def is_held(self, fingerprint: str, token: int) -> bool:

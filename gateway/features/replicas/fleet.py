@@ -63,9 +63,9 @@ class SharedFleet(Fleet):
     async def position(self) -> str | None:
         if self._consumer.position is None:
             return None
-        said = await self._gossip.flush()
+        end = await self._gossip.flush()
         for _ in range(MAX_PAGES):
-            if said is None or number_of(self._consumer.position) >= number_of(said):
+            if end is None or number_of(self._consumer.position) >= number_of(end):
                 break
             await self._consumer.step()
         return self._consumer.position
@@ -149,9 +149,9 @@ class SharedFleet(Fleet):
     ) -> None:
         gossip, consumer = self._gossip, self._consumer
 
-        def apply_event(basis: str, route: str, said: LearningEvent) -> None:
+        def apply_event(basis: str, route: str, event: LearningEvent) -> None:
             for space in spaces.all:
-                space.controls.apply_event(basis, route, said)
+                space.controls.apply_event(basis, route, event)
 
         def apply_decoy(embedder: str, fingerprint: str, vector: bytes) -> None:
             for space in spaces.all:

@@ -43,10 +43,10 @@ class LeaseLookup:
         """Return the entry, if it may be served. Raise `StoreUnavailable`."""
         if not _is_leased(request, self._unstorable, self._placement):
             return await self._store.get(request.keys.fingerprint)
-        found = await self._leases.look_up(request.keys.fingerprint)
-        if isinstance(found, Entry):
-            return self._store.admit(found)
-        request.lease = Lease(found)
+        reply = await self._leases.look_up(request.keys.fingerprint)
+        if isinstance(reply, Entry):
+            return self._store.admit(reply)
+        request.lease = Lease(reply)
         return None
 
     def release_unused(self, request: RequestContext) -> None:

@@ -88,18 +88,18 @@ class RedisLeases:
             token, holder = reply
             return Claim(int(token), int(holder))
 
-    async def renew(self, held: Mapping[str, int]) -> list[str]:
+    async def renew(self, leases: Mapping[str, int]) -> list[str]:
         lost: list[str] = []
-        for names in self._store.names.group_by_list(held).values():
-            keys, arguments = self._keys(names), [self._ttl_ms, *(held[name] for name in names)]
+        for names in self._store.names.group_by_list(leases).values():
+            keys, arguments = self._keys(names), [self._ttl_ms, *(leases[name] for name in names)]
             gone = await self._store.run(RENEW, keys, arguments, self._timeout_s)
             with self._store.reading():
                 lost += [names[int(at) - 1] for at in gone]
         return lost
 
-    async def release(self, held: Mapping[str, int]) -> None:
-        for names in self._store.names.group_by_list(held).values():
-            keys, tokens = self._keys(names), [held[name] for name in names]
+    async def release(self, leases: Mapping[str, int]) -> None:
+        for names in self._store.names.group_by_list(leases).values():
+            keys, tokens = self._keys(names), [leases[name] for name in names]
             await self._store.run(RELEASE, keys, tokens, self._timeout_s)
 
     async def holders(self, fingerprints: Sequence[str]) -> list[int]:

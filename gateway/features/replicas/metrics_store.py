@@ -43,9 +43,9 @@ class MetricsSnapshots:
 
     async def others(self) -> list[bytes]:
         async def read(client: Any) -> dict[bytes, bytes]:
-            found: dict[bytes, bytes] = await client.hgetall(self._keys[0])
-            return found
+            figures: dict[bytes, bytes] = await client.hgetall(self._keys[0])
+            return figures
 
-        found = await self._store.execute(read, TIMEOUT_S)
+        all_figures = await self._store.execute(read, TIMEOUT_S)
         own = self._gateway.encode()
-        return [figures for name, figures in found.items() if name != own][:MAX_GATEWAYS]
+        return [figures for name, figures in all_figures.items() if name != own][:MAX_GATEWAYS]

@@ -73,8 +73,8 @@ def _to_caller(
         return decision, SessionEffect(session, "removed")
     if decision.reason is Choice.LIMIT and backend not in decision.backends:
         return decision, SessionEffect(session, str(Choice.LIMIT))
-    kept = replace(_put_first(decision, target, backend, Choice.TOOL_RESULT), reason=Choice.TOOL_RESULT)
-    return kept, _effect_of(session, state, backend)
+    to_caller = replace(_put_first(decision, target, backend, Choice.TOOL_RESULT), reason=Choice.TOOL_RESULT)
+    return to_caller, _effect_of(session, state, backend)
 
 
 def _effect_of(session: Session, state: SessionState, backend: str) -> SessionEffect:
@@ -108,13 +108,13 @@ def next_state(
     before = None if effect.reason in FRESH else session.state
     if before is None:
         return SessionState(backend, upstream, rank, now, score, running_topic(None, session.topic))
-    asked = not session.turn.delivers and not session.turn.short
+    is_question = not session.turn.delivers and not session.turn.short
     return SessionState(
         backend,
         upstream,
         max(before.rank, rank),
         now,
-        score if asked or before.score is None else before.score,
+        score if is_question or before.score is None else before.score,
         running_topic(before.topic, session.topic),
     )
 

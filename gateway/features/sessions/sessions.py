@@ -113,11 +113,11 @@ class RouteSessions:
     def session_of(self, request: RequestContext, call: Call) -> Session:
         """Return the request's view of its session. Nothing changes."""
         turn, owner = read_turn(call), self._owner(request)
-        found = next(identities(call, request.headers, self._rule.by, turn), None)
+        identity = next(identities(call, request.headers, self._rule.by, turn), None)
         topic, bound = _topic(request, call, turn), turn.delivers or call.dialect.continued(call) is not None
-        if found is None:
+        if identity is None:
             return Session(turn, bound, topic=topic)
-        name, *places = found
+        name, *places = identity
         lookup_keys, store_keys = (tuple(self._table.key(owner, name, value) for value in values) for values in places)
         return Session(turn, bound, name, lookup_keys, store_keys, self._table.find(lookup_keys), topic)
 
@@ -148,10 +148,10 @@ class RouteSessions:
         """Keep the state under the id of the answer, which the next request names."""
 
         def keep(data: bytes) -> bool:
-            found = answer_id(data)
-            if found is not None:
-                self._table.keep([self._table.key(self._owner(request), "previous_response_id", found)], state)
-            return found is not None
+            name = answer_id(data)
+            if name is not None:
+                self._table.keep([self._table.key(self._owner(request), "previous_response_id", name)], state)
+            return name is not None
 
         body = response.body
         if isinstance(body, FullBody):
@@ -272,8 +272,8 @@ def answer_id(data: bytes) -> bytes | None:
     if not isinstance(value, dict):
         return None
     inner = value.get("response")
-    found = (inner if isinstance(inner, dict) else value).get("id")
-    return found.encode() if isinstance(found, str) and (inner is not None or "output" in value) else None
+    identity = (inner if isinstance(inner, dict) else value).get("id")
+    return identity.encode() if isinstance(identity, str) and (inner is not None or "output" in value) else None
 
 
 def _topic(request: RequestContext, call: Call, turn: Turn) -> Vector | None:

@@ -101,9 +101,9 @@ def identities(
     """
     for name in by:
         if name == "turns":
-            found = _opening(call, turn)
-            if found is not None:
-                yield name, *found
+            keys = _opening(call, turn)
+            if keys is not None:
+                yield name, *keys
             continue
         value = (
             headers.get(HEADER)
@@ -126,14 +126,14 @@ def _opening(call: Call, turn: Turn) -> tuple[tuple[bytes, ...], tuple[bytes, ..
     request before that turn begins a conversation, so it finds nothing.
     """
     turns = turns_of(call)
-    asked = next((i for i, each in enumerate(turns) if _is_users(each)), None)
-    if asked is None or call.dialect.continued(call) is not None:
+    first = next((i for i, each in enumerate(turns) if _is_users(each)), None)
+    if first is None or call.dialect.continued(call) is not None:
         return None
     system = [_text_in(call.body.get(key)) for key in ("system", "instructions")]
-    opening = orjson.dumps([system, [_gist(each) for each in turns[: asked + 1]]])
+    opening = orjson.dumps([system, [_gist(each) for each in turns[: first + 1]]])
     if turn.first:
         return (), (opening,)
-    reply = next((each for each in turns[asked + 1 :] if is_models(each)), None)
+    reply = next((each for each in turns[first + 1 :] if is_models(each)), None)
     if reply is None:
         return None
     longer = opening + orjson.dumps(_gist(reply))

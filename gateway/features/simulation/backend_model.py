@@ -179,10 +179,10 @@ class BackendModel:
         return UNBOUNDED if total is None else RemainingBudget(total - self._latencies.overhead_s)
 
     def _predictions(self, row: RecordedRequest, route: Route, target: Target) -> dict[str, Prediction | None]:
-        asked, required = _call_features(row), self._confidences[route.name].required
+        features, required = _call_features(row), self._confidences[route.name].required
         books = {name: self._books.get(name) for name in target.backends}
         return {
-            name: None if book is None else book.predict(asked, load=0, now=row.at, confidence=required)
+            name: None if book is None else book.predict(features, load=0, now=row.at, confidence=required)
             for name, book in books.items()
         }
 
@@ -194,8 +194,8 @@ class BackendModel:
         answer = row.answer
         seconds = row.seconds if answer is None else answer.seconds
         tokens = 0 if answer is None else answer.output_tokens
-        asked = _call_features(row)
-        book.observe(asked, load=0, ttft_s=seconds, total_s=seconds, output_tokens=tokens, now=row.at)
+        features = _call_features(row)
+        book.observe(features, load=0, ttft_s=seconds, total_s=seconds, output_tokens=tokens, now=row.at)
 
     def _dollars(self, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
         if row.answer is not None and row.backend == backend:

@@ -41,17 +41,17 @@ def nearest_neighbours(vectors: Floats, contexts: Sequence[int], floor: float) -
 
     `vectors` have unit length.
     """
-    found: list[Nearest] = [[] for _ in contexts]
+    neighbours: list[Nearest] = [[] for _ in contexts]
     by_context: dict[int, list[int]] = {}
     for row, context in enumerate(contexts):
         by_context.setdefault(context, []).append(row)
     for rows in by_context.values():
         if len(rows) > 1:
-            _add_neighbours(vectors[rows], np.array(rows), floor, found)
-    return found
+            _add_neighbours(vectors[rows], np.array(rows), floor, neighbours)
+    return neighbours
 
 
-def _add_neighbours(vectors: Floats, rows: NDArray[np.int_], floor: float, found: list[Nearest]) -> None:
+def _add_neighbours(vectors: Floats, rows: NDArray[np.int_], floor: float, neighbours: list[Nearest]) -> None:
     index = _index(vectors)
     most = min(MAX_NEIGHBOURS + 1, len(rows))
     for start in range(0, len(rows), BLOCK):
@@ -59,7 +59,7 @@ def _add_neighbours(vectors: Floats, rows: NDArray[np.int_], floor: float, found
         np.clip(similarities, 0.0, 1.0, out=similarities)
         near = (similarities >= floor) & (places >= 0) & (places != np.arange(start, start + len(places))[:, None])
         for at, place in zip(*np.nonzero(near), strict=True):
-            found[rows[start + at]].append((int(rows[places[at, place]]), float(similarities[at, place])))
+            neighbours[rows[start + at]].append((int(rows[places[at, place]]), float(similarities[at, place])))
 
 
 def _index(vectors: Floats) -> faiss.Index:

@@ -114,12 +114,12 @@ class TrafficReplay:
             stores = bypass is Bypass.NO_CACHE
             return self._miss_outcome(at, row, node, plan, key, scope, bypass=bypass, stores=stores)
         self._cache.add_prior_hit(key, scope, node, row, plan.longest_s)
-        found = self._exact_hit(at, row, plan, key, directives)
-        if isinstance(found, ReplayOutcome):
-            return found
-        if found is not None and found[1]:  # stale, and served during its revalidation
+        hit = self._exact_hit(at, row, plan, key, directives)
+        if isinstance(hit, ReplayOutcome):
+            return hit
+        if hit is not None and hit[1]:  # stale, and served during its revalidation
             self._miss_outcome(at, row, node, plan, key, scope)
-            return self._hit(at, row, plan, "stale", found[0])
+            return self._hit(at, row, plan, "stale", hit[0])
         if can_share_flight(directives) and (ready := self._cache.flights.get(key, 0.0)) > row.at:
             waited = ready - row.at + self._latencies.overhead_s
             return ReplayOutcome(
@@ -128,8 +128,8 @@ class TrafficReplay:
         looked = self._semantic_lookup(row, node, plan, scope, directives)
         if looked is not None and looked.stored is not None:
             return self._hit(at, row, plan, "semantic", looked.stored, looked)
-        if found is not None and is_failure(row.status):  # stale-if-error
-            return self._hit(at, row, plan, "stale", found[0])
+        if hit is not None and is_failure(row.status):  # stale-if-error
+            return self._hit(at, row, plan, "stale", hit[0])
         if directives.only_if_cached:
             seconds = self._latencies.overhead_s
             name = plan.route.name

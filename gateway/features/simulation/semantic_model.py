@@ -60,7 +60,7 @@ class SemanticModel:
             return NOTHING
         plain = rule.acceptance.min_similarity
         floor = self.day.heading.floor if plain is None else plain
-        found, expired, unjudged = [], False, False
+        candidates, expired, unjudged = [], False, False
         met = 0
         for other, similarity in self.day.candidates[node]:
             stored = within.get(other)
@@ -81,18 +81,20 @@ class SemanticModel:
             if opinion is None:
                 unjudged = True
             else:
-                found.append((stored, similarity, opinion))
-        if not found:
+                candidates.append((stored, similarity, opinion))
+        if not candidates:
             reason = Refusal.EXPIRED if expired else Refusal.SIMILARITY if met and not unjudged else None
             return LookupResult(None, None, None, reason, unjudged)
         entries = len(within)
         threshold, by = control.threshold(rule.acceptance, entries), control if plain is None else None
         judgements = [
             EvaluatedCandidate(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, by, row.shift))
-            for _, similarity, opinion in found
+            for _, similarity, opinion in candidates
         ]
         at = best_index(judgements)
-        return self._chosen(found[at][0], judgements[at], control, entries, plain=plain is not None, unjudged=unjudged)
+        return self._chosen(
+            candidates[at][0], judgements[at], control, entries, plain=plain is not None, unjudged=unjudged
+        )
 
     @staticmethod
     def _chosen(

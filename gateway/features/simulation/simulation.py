@@ -126,8 +126,8 @@ def summarise_routes(outcomes: Sequence[ReplayOutcome], plans: Mapping[str, Rout
 def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:
     if not seconds:
         return dict.fromkeys(QUANTILES)
-    found = np.quantile(np.array(seconds), list(QUANTILES.values()))
-    return {name: float(value) for name, value in zip(QUANTILES, found, strict=True)}
+    values = np.quantile(np.array(seconds), list(QUANTILES.values()))
+    return {name: float(value) for name, value in zip(QUANTILES, values, strict=True)}
 
 
 def recorded_side(requests: Sequence[RecordedRequest]) -> dict[str, float | None]:

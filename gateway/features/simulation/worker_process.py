@@ -105,10 +105,10 @@ def _simulate(job: SimulationJob) -> Simulation:
     _require_same_embedder(job, traffic)
     verifier: Verifier = ThresholdVerifier() if job.verifier == "checks" else LearnedVerifier(load_weights())
 
-    def ask(asked: str, stored: str, similarity: float) -> Opinion | None:
-        if is_framed(asked, stored, [stored]):  # the varying parts would need embeddings
+    def ask(question: str, stored: str, similarity: float) -> Opinion | None:
+        if is_framed(question, stored, [stored]):  # the varying parts would need embeddings
             return None
-        return verifier.opinions(asked, [StoredCandidate(stored, similarity)])[0]
+        return verifier.opinions(question, [StoredCandidate(stored, similarity)])[0]
 
     setting = ReplaySetting(
         _tariffs(job),

@@ -55,8 +55,8 @@ class TFServing(Unstreamed):
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        found = self.claimed(path)
-        return Outgoing(f"/v1/models/{model or found[1]}{found[2]}", dump_json(call.body))
+        match = self.claimed(path)
+        return Outgoing(f"/v1/models/{model or match[1]}{match[2]}", dump_json(call.body))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         try:

@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.once:
         asyncio.run(_watch(arguments))
         return GOOD
-    found = figures(call_gateway(arguments, _report), None)
-    return print_result(arguments, found.as_json(), _text(Console(), page(found)))
+    report = figures(call_gateway(arguments, _report), None)
+    return print_result(arguments, report.as_json(), _text(Console(), page(report)))
 
 
 async def _watch(arguments: argparse.Namespace) -> None:
@@ -58,14 +58,14 @@ async def _watch(arguments: argparse.Namespace) -> None:
     console = Console()
     screen = Live(console=console, screen=True, auto_refresh=False)
     try:
-        async for found in _follow(arguments):
-            shown = page(found) if isinstance(found, TopFigures) else Text(f"retrying: {found}")
+        async for report in _follow(arguments):
+            shown = page(report) if isinstance(report, TopFigures) else Text(f"retrying: {report}")
             if console.is_interactive and not arguments.json:
                 screen.start()
                 console.size = _size()
                 screen.update(Fitted(shown), refresh=True)
-            elif isinstance(found, TopFigures) or not arguments.json:
-                value = found.as_json() if isinstance(found, TopFigures) else {}
+            elif isinstance(report, TopFigures) or not arguments.json:
+                value = report.as_json() if isinstance(report, TopFigures) else {}
                 print_result(arguments, value, _text(console, shown) + "\n")
                 sys.stdout.flush()
     finally:
@@ -139,39 +139,39 @@ class Fitted:
             yield from line
 
 
-def page(found: TopFigures) -> Group:
+def page(report: TopFigures) -> Group:
     """Return the page; it fits in 80 columns, however long the names are."""
-    more = f" and {found.gateways - 1} more" if found.gateways > 1 else ""
-    stretch = "since start" if found.since_start else f"the last {duration(found.seconds)}"
+    more = f" and {report.gateways - 1} more" if report.gateways > 1 else ""
+    stretch = "since start" if report.since_start else f"the last {duration(report.seconds)}"
     return Group(
         _line(
-            f"nearhit {found.listen}{more}  policy {found.policy[:12]}  up {duration(found.up_s)}  ({stretch})", HEAD
+            f"nearhit {report.listen}{more}  policy {report.policy[:12]}  up {duration(report.up_s)}  ({stretch})", HEAD
         ),
         _line(
-            f"{found.requests_per_s:.1f} requests/s   hit rate {_percent(found.hit_rate)}   shed {found.shed:.0f}   "
-            f"saved in all: {found.tokens_saved:,.0f} tokens, ${found.dollars_saved:,.2f}"
+            f"{report.requests_per_s:.1f} requests/s   hit rate {_percent(report.hit_rate)}   shed {report.shed:.0f}   "
+            f"saved in all: {report.tokens_saved:,.0f} tokens, ${report.dollars_saved:,.2f}"
         ),
-        *_problems(found),
+        *_problems(report),
         Text(),
-        _verdicts(found),
+        _verdicts(report),
         Text(),
-        _backends(found),
+        _backends(report),
         Text(),
-        _routes(found),
+        _routes(report),
     )
 
 
-def _verdicts(found: TopFigures) -> Table:
+def _verdicts(report: TopFigures) -> Table:
     table = _table("verdict", share=9, per_s=10, p50_ms=10, p95_ms=10)
-    for verdict, of in found.verdicts.items():
+    for verdict, of in report.verdicts.items():
         table.add_row(verdict, _percent(of.share), f"{of.per_s:.1f}", _number(of.p50_ms), _number(of.p95_ms))
     return table
 
 
-def _backends(found: TopFigures) -> Table:
+def _backends(report: TopFigures) -> Table:
     table = _table("backend", in_flight=9, limit=6, queued=6, upstreams=9)
     table.add_column("breaker", no_wrap=True)
-    for name, of in found.backends.items():
+    for name, of in report.backends.items():
         upstreams, breaker = f"{of.upstreams}/{of.all_upstreams}", _line(of.breaker.replace("_", "-"))
         table.add_row(
             *(_line(name), str(of.inflight), str(of.limit), str(of.queued), upstreams, breaker),
@@ -180,10 +180,10 @@ def _backends(found: TopFigures) -> Table:
     return table
 
 
-def _routes(found: TopFigures) -> Table:
+def _routes(report: TopFigures) -> Table:
     table = _table("route", large_share=11)
     table.add_column("wrong share of served hits (95 % interval)", no_wrap=True)
-    for name, route in found.routes.items():
+    for name, route in report.routes.items():
         table.add_row(_line(name), _percent(route.large_share), _wrong(route))
     return table
 
@@ -197,20 +197,20 @@ def _table(name: str, **numbers: int) -> Table:
     return table
 
 
-def _problems(found: TopFigures) -> Iterator[Text]:
-    if found.store_breaker != "closed":
+def _problems(report: TopFigures) -> Iterator[Text]:
+    if report.store_breaker != "closed":
         yield _line("the store fails, and its circuit breaker is not closed: see `nearhit doctor`", BAD)
-    if found.policy_faults:
-        faults = pluralise(found.policy_faults, "fault")
+    if report.policy_faults:
+        faults = pluralise(report.policy_faults, "fault")
         yield _line(f"the last policy was rejected with {faults}: see `nearhit check`", BAD)
-    if some := {cause: count for cause, count in found.stalls.items() if count}:
+    if some := {cause: count for cause, count in report.stalls.items() if count}:
         causes = ", ".join(f"{cause} {count:.0f}" for cause, count in some.items())
         stood = pluralise(round(sum(some.values())), "time")
         yield _line(f"the event loop stalled {stood}, for 20 ms or more ({causes})", BAD)
-    if not found.index_ready:
+    if not report.index_ready:
         yield _line("the index is still loading: similar questions may be missed")
-    if left := found.migration.get("left"):
-        done = found.migration.get("done", 0.0)
+    if left := report.migration.get("left"):
+        done = report.migration.get("done", 0.0)
         yield _line(f"re-embedding for another model: {done:,.0f} of {done + left:,.0f} entries are done")
 
 

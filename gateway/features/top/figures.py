@@ -119,8 +119,8 @@ def figures(now: Report, before: Report | None) -> TopFigures:
 
 def _stalls(report: Report | None) -> Mapping[str, float]:
     """Return the stalls in a report; empty without a report."""
-    found: Mapping[str, float] = {} if report is None else report["loop_stalls"]
-    return found
+    stalls: Mapping[str, float] = {} if report is None else report["loop_stalls"]
+    return stalls
 
 
 def _count_since(now: Report, before: Report | None, key: str, verdict: str) -> float:

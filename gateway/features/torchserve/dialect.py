@@ -73,8 +73,8 @@ class TorchServe(Unstreamed):
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        found = self.claimed(path)
-        target = f"/{found[1]}/{model or found[2]}{found[3] or ''}"
+        match = self.claimed(path)
+        target = f"/{match[1]}/{model or match[2]}{match[3] or ''}"
         content = call.body["content"]
         if isinstance(content, bytes):
             return Outgoing(target, content)

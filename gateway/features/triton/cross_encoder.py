@@ -60,36 +60,36 @@ class TritonCrossEncoder:
         memory = None if data_dir is None else MetadataCache(data_dir, FORM.kind, url, model, self.digest)
         known_metadata = None if memory is None or (noted := memory.load()) is None else noted.described
         self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known_metadata=known_metadata)
-        rows = [row for asked, stored in pairs if (row := self._row(self._reader.ids(asked), stored)) is not None]
+        rows = [row for question, stored in pairs if (row := self._row(self._reader.ids(question), stored)) is not None]
         if not self._model.is_away:
             self._check(self._model.probe(rows), expected)
             if memory is not None:
                 memory.save(CachedMetadata(self._model.described, self.digest, 1))
         self._model.verify_against(rows, lambda again: _max_deviation(again, expected) <= TOLERANCE)
 
-    def _check(self, found: Matrix, expected: Matrix) -> None:
-        if not (off := _max_deviation(found, expected)) <= TOLERANCE:
+    def _check(self, logits: Matrix, expected: Matrix) -> None:
+        if not (off := _max_deviation(logits, expected)) <= TOLERANCE:
             raise StartupError(
                 f"{self._model.description} does not match this gateway's weights (logits differ by "
                 f"up to {off:.2f}, expected at most {TOLERANCE}): deploy the model that `nearhit model triton` writes"
             )
 
-    def score(self, asked: str, stored: Sequence[str]) -> list[float]:
+    def score(self, question: str, stored: Sequence[str]) -> list[float]:
         """Return one logit per stored question. Raise `ModelUnavailable`."""
-        one = self._reader.ids(asked)
+        one = self._reader.ids(question)
         rows = [self._row(one, other) for other in stored]
         read = [row for row in rows if row is not None]
-        found = iter(self._model.infer(read)[:, 0].tolist() if read else ())
-        return [UNREAD_LOGIT if row is None else next(found) for row in rows]
+        logits = iter(self._model.infer(read)[:, 0].tolist() if read else ())
+        return [UNREAD_LOGIT if row is None else next(logits) for row in rows]
 
     def _row(self, one: list[int] | None, stored: str) -> TokenRow | None:
         pair = join_pair(one, self._reader.ids(stored))
         return None if pair is None else TokenRow(pair[0].tolist(), pair[1].tolist())
 
 
-def _max_deviation(found: Matrix, expected: Matrix) -> float:
+def _max_deviation(logits: Matrix, expected: Matrix) -> float:
     """Return the largest difference; infinite if the shapes differ."""
-    return float(np.abs(found[:, 0] - expected).max()) if found.shape == (len(expected), 1) else np.inf
+    return float(np.abs(logits[:, 0] - expected).max()) if logits.shape == (len(expected), 1) else np.inf
 
 
 def _reference(weights: Path) -> tuple[list[tuple[str, str]], Matrix, str]:
@@ -97,7 +97,7 @@ def _reference(weights: Path) -> tuple[list[tuple[str, str]], Matrix, str]:
     because learning with one does not apply to the other."""
     try:
         about = json.loads((weights / ABOUT_FILE).read_bytes())
-        served = [(str(asked), str(stored), float(logit)) for asked, stored, logit in about["served"]]
+        served = [(str(question), str(stored), float(logit)) for question, stored, logit in about["served"]]
         digest = hashlib.sha256(f"{about['sha256']} float32".encode()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsCorrupt(f"{weights.name}/{ABOUT_FILE} is not valid: {error!r}") from None

@@ -65,7 +65,7 @@ class TritonEncoder:
             if memory is not None:
                 memory.save(known_metadata)
         proof, described = known_metadata.proof, self._model.described
-        self._model.verify_against(probes, lambda found: fingerprint_vectors(found) == proof)
+        self._model.verify_against(probes, lambda vectors: fingerprint_vectors(vectors) == proof)
         self.dimension = known_metadata.dimension
         about = f"{read_by} {described.platform} {self.dimension} {proof}"
         digest = hashlib.sha256(about.encode()).hexdigest()

@@ -165,10 +165,10 @@ class TritonModels:
 def condition_from_error(error: InferenceServerException) -> ModelCondition | None:
     """Return the condition that Triton's message implies. Triton has no status codes for these conditions, and on
     streams none for any error."""
-    said = error.message()
-    if "Stub process" in said and "is not healthy" in said:
+    message = error.message()
+    if "Stub process" in message and "is not healthy" in message:
         return ModelCondition.DEAD
-    return ModelCondition.ABSENT if "Request for unknown model" in said or "is not ready" in said else None
+    return ModelCondition.ABSENT if "Request for unknown model" in message or "is not ready" in message else None
 
 
 async def single_request(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:

@@ -60,8 +60,8 @@ class MetadataCache:
     def load(self) -> CachedMetadata | None:
         """Return the cached metadata, or None if there is none or it is unreadable."""
         try:
-            found = json.loads(self._file.read_bytes())
-            described = found["described"]
+            proof_file = json.loads(self._file.read_bytes())
+            described = proof_file["described"]
             return CachedMetadata(
                 ModelMetadata(
                     str(described["version"]),
@@ -69,8 +69,8 @@ class MetadataCache:
                     int(described["rows"]),
                     str(described["platform"]),
                 ),
-                str(found["proof"]),
-                int(found["dimension"]),
+                str(proof_file["proof"]),
+                int(proof_file["dimension"]),
             )
         except FileNotFoundError:
             return None
@@ -204,7 +204,7 @@ class TritonModel:
                 )
         try:
             self._verify(now)
-            found = self._infer_batches(rows, now + self._timeout_s)
+            rows_out = self._infer_batches(rows, now + self._timeout_s)
         except (InferenceServerException, ModelUnavailable) as error:
             why = _error_text(error) if isinstance(error, InferenceServerException) else str(error)
             self._failed(why)
@@ -214,7 +214,7 @@ class TritonModel:
             back, self._failure_logged = self._failure_logged, False
         if back:
             self._form.log.info(f"the {self._form.kind} answers again", extra={"fields": {"model": self._model}})
-        return found
+        return rows_out
 
     def _failed(self, why: str) -> None:
         now = self._clock.monotonic()
@@ -258,10 +258,10 @@ class TritonModel:
 
     def _infer_batches(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
         step = self.described.rows or len(rows)
-        found = np.concatenate([self._infer(rows[i : i + step], deadline) for i in range(0, len(rows), step)])
-        if not np.isfinite(found).all():
+        outputs = np.concatenate([self._infer(rows[i : i + step], deadline) for i in range(0, len(rows), step)])
+        if not np.isfinite(outputs).all():
             raise ModelUnavailable(f"{self.description} sent {self._form.output} that is not finite")
-        return self._postprocess(found)
+        return self._postprocess(outputs)
 
     def _infer(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
         """Run one request. The version is pinned, because another version is another model."""
@@ -283,10 +283,10 @@ class TritonModel:
         result = self._client.infer(
             self._model, inputs, model_version=self.described.version, client_timeout=remaining_s
         )
-        found = result.as_numpy(self._form.output)
-        if found is None or found.ndim != 2 or found.shape[0] != len(rows):
+        output = result.as_numpy(self._form.output)
+        if output is None or output.ndim != 2 or output.shape[0] != len(rows):
             raise ModelUnavailable(f"{self.description} sent no {self._form.output} of {len(rows)} rows")
-        return np.asarray(found, np.float32)
+        return np.asarray(output, np.float32)
 
 
 def _error_text(error: InferenceServerException) -> str:

@@ -40,12 +40,12 @@ class ServerMetrics:
 def metrics_of(page: str, models: Sequence[str]) -> ServerMetrics:
     """Return what the page says of these models and of the GPUs. Samples that are no numbers are left out. Pure."""
     queued, utilization, memory = list[float](), list[float](), list[float]()
-    for name, labels, said in _SAMPLE.findall(page):
+    for name, labels, value in _SAMPLE.findall(page):
         values = {_QUEUE: queued, _UTILIZATION: utilization, _MEMORY_USED: memory}.get(name)
         if values is None or (name == _QUEUE and not _is_of(labels, models)):
             continue
         try:
-            values.append(float(said))
+            values.append(float(value))
         except ValueError:
             continue
     return ServerMetrics(
@@ -54,8 +54,8 @@ def metrics_of(page: str, models: Sequence[str]) -> ServerMetrics:
 
 
 def _is_of(labels: str, models: Sequence[str]) -> bool:
-    found = _MODEL.search(labels)
-    return found is not None and found[1] in models
+    match = _MODEL.search(labels)
+    return match is not None and match[1] in models
 
 
 class MetricsReader:
@@ -91,11 +91,11 @@ class MetricsReader:
             self._endpoint.server_load = ServerLoad()
             self._log_change(f"{type(error).__name__}: {error}")
             return
-        found = metrics_of(page.decode("utf-8", "replace"), self._models)
+        metrics = metrics_of(page.decode("utf-8", "replace"), self._models)
         # Its own calls are in the server's queue too, or in a model: they count once.
-        elsewhere = max(0, (found.queued or 0) - self._endpoint.load)
-        self._endpoint.server_load = ServerLoad(elsewhere, found.gpu_utilization, found.gpu_memory_bytes)
-        self._log_change("" if found.queued is not None else f"no {_QUEUE} of {', '.join(self._models)}")
+        elsewhere = max(0, (metrics.queued or 0) - self._endpoint.load)
+        self._endpoint.server_load = ServerLoad(elsewhere, metrics.gpu_utilization, metrics.gpu_memory_bytes)
+        self._log_change("" if metrics.queued is not None else f"no {_QUEUE} of {', '.join(self._models)}")
 
     def _log_change(self, fault: str) -> None:
         """Log a change between present and away."""

@@ -78,12 +78,12 @@ class RouteAsker:
         Names of another kind were told apart in another way, so they do not count. Further askers than `confirm` are
         left out.
         """
-        found = [name for name in entry.askers if _kind(name) == _kind(self.name)]
+        askers = [name for name in entry.askers if _kind(name) == _kind(self.name)]
         for name in names:
-            independent = all(_credential(name) != _credential(other) for other in found)
-            if independent and _kind(name) == _kind(self.name) and len(found) < (self.confirm or 0):
-                found.append(name)
-        return entry if tuple(found) == entry.askers else replace(entry, askers=tuple(found))
+            independent = all(_credential(name) != _credential(other) for other in askers)
+            if independent and _kind(name) == _kind(self.name) and len(askers) < (self.confirm or 0):
+                askers.append(name)
+        return entry if tuple(askers) == entry.askers else replace(entry, askers=tuple(askers))
 
 
 def asker_of(rules: TrustRule, tenant: str, key: str, user: str | None) -> RouteAsker:

@@ -127,7 +127,7 @@ def _pairs(arguments: argparse.Namespace, config: Config) -> list[LabelledPair]:
     if arguments.pairs is not None:
         return read_pairs(arguments.pairs)
     rows = read_labels(config.data_dir, time.time(), arguments.route)
-    return [LabelledPair(stored, asked, right) for _, _, _, _, stored, asked, right, _ in rows]
+    return [LabelledPair(stored, question, right) for _, _, _, _, stored, question, right, _ in rows]
 
 
 def _build_python(given: Path | None) -> Path | None:
@@ -149,8 +149,8 @@ def _roll_back(arguments: argparse.Namespace, versions: VerifierVersions) -> int
 
 
 def _list(arguments: argparse.Namespace, versions: VerifierVersions) -> int:
-    found = versions.all()
-    rows = [{"version": each.name, "in_force": each.in_force, **_facts(each.manifest)} for each in found]
+    all_versions = versions.all()
+    rows = [{"version": each.name, "in_force": each.in_force, **_facts(each.manifest)} for each in all_versions]
     lines = [_version_text(row) for row in rows] or ["no version: the shipped verifier is in force"]
     return print_result(arguments, {"versions": rows}, "\n".join(lines))
 

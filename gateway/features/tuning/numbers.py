@@ -60,8 +60,8 @@ class Numbers:
 
     def scores(self, inputs: ScoreInputs) -> FloatArray:
         """Return (n,) scores as the verifier computes them; -inf for pairs that are never served."""
-        found = np.array([score_of(self.second.log_odds(*row)) for row in inputs.rows()], np.float64)
-        return np.where(inputs.servable, found, -np.inf)
+        values = np.array([score_of(self.second.log_odds(*row)) for row in inputs.rows()], np.float64)
+        return np.where(inputs.servable, values, -np.inf)
 
 
 def fit(
@@ -93,8 +93,8 @@ def fit(
             for number, up, down in zip(astuple(second), high, low, strict=True)
         )
     )
-    found = Numbers(first, second, shipped.curve, shipped.prior)
-    return calibrate(shipped, found, earlier[use], found.scores(inputs)[use], labels)
+    numbers = Numbers(first, second, shipped.curve, shipped.prior)
+    return calibrate(shipped, numbers, earlier[use], numbers.scores(inputs)[use], labels)
 
 
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
@@ -166,14 +166,14 @@ def ridge(
     towards = np.array(shipped, np.float64)
     # A number counts by how far its input moves the result. So the bias is free: the level follows the labels.
     penalty = np.diag(strength * columns.var(0))
-    found = towards.copy()
+    solution = towards.copy()
     for _ in range(STEPS):
-        chance = 1.0 / (1.0 + np.exp(-np.clip(columns @ found + besides, -30.0, 30.0)))
-        slope = columns.T @ (importance * (chance - labels)) + penalty @ (found - towards)
+        chance = 1.0 / (1.0 + np.exp(-np.clip(columns @ solution + besides, -30.0, 30.0)))
+        slope = columns.T @ (importance * (chance - labels)) + penalty @ (solution - towards)
         curvature = (columns * (importance * chance * (1.0 - chance))[:, None]).T @ columns + penalty
-        step = np.linalg.solve(curvature + LEAST * np.eye(len(found)), slope)
-        found = found - step
+        step = np.linalg.solve(curvature + LEAST * np.eye(len(solution)), slope)
+        solution = solution - step
         if float(np.abs(step).max()) < 1e-6:
             break
-    numbers: list[float] = found.tolist()
+    numbers: list[float] = solution.tolist()
     return numbers

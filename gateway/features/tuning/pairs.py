@@ -45,18 +45,18 @@ def read_pairs(path: Path) -> list[LabelledPair]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise PairsInvalid(f"{path}: cannot be read ({error.strerror}), expected a file of labelled pairs") from None
-    found, faults = list[LabelledPair](), list[str]()
+    pairs, faults = list[LabelledPair](), list[str]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found.append(_pair(line))
+            pairs.append(_pair(line))
         except ValueError as error:
             faults.append(f"{path}:{number}: {error}")
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise PairsInvalid("\n".join([*faults[:MAX_FAULTS], *more]))
-    return found
+    return pairs
 
 
 def _pair(line: bytes) -> LabelledPair:

@@ -166,8 +166,8 @@ def _fine_tuned(
     cross_encoder = OnnxCrossEncoder(options.model_dir, work)
     every = (parts.fitting, parts.held_out, anchors)
     with bar("asking the tuned cross-encoder", sum(map(len, every))) as tell:
-        found = [logits(part, cross_encoder, tell) for part in every]
-    return [readings.with_logits("numbers and cross-encoder", work, found)], {"training": report}
+        all_logits = [logits(part, cross_encoder, tell) for part in every]
+    return [readings.with_logits("numbers and cross-encoder", work, all_logits)], {"training": report}
 
 
 def _choose(
@@ -180,7 +180,7 @@ def _choose(
     same = _same(parts.fitting)
     folds = np.array(components(parts.fitting)) % FOLDS
     earlier = current.numbers.scores(encoders[0].fitting)
-    found: dict[str, float] = {"in force": _typical(earlier, same, promise)}
+    results: dict[str, float] = {"in force": _typical(earlier, same, promise)}
     best: Candidate | None = None
     for each in encoders:
         name, fitting, scores = each.name, each.fitting, np.zeros(len(same))
@@ -189,11 +189,11 @@ def _choose(
             out = folds == fold
             numbers = fit(current.numbers, fitting.only(~out), same[~out], earlier[~out], anchors)
             scores[out] = numbers.scores(fitting.only(out))
-        found[name] = _typical(scores, same, promise)
-        if found[name] > max(value for key, value in found.items() if key != name):
+        results[name] = _typical(scores, same, promise)
+        if results[name] > max(value for key, value in results.items() if key != name):
             numbers = fit(current.numbers, fitting, same, earlier, anchors)
             best = Candidate(name, each.directory, numbers, each.held_out)
-    return best, {"candidates": {name: round(value, 4) for name, value in found.items()}}
+    return best, {"candidates": {name: round(value, 4) for name, value in results.items()}}
 
 
 def _typical(scores: FloatArray, same: NDArray[np.bool_], promise: float) -> float:

@@ -50,20 +50,20 @@ class PairReader:
 
     def _vectors(self, pairs: Sequence[LabelledPair]) -> dict[str, Vector]:
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.asked, pair.stored)))
-        found: dict[str, Vector] = {}
+        vectors: dict[str, Vector] = {}
         for start in range(0, len(texts), CHUNK):
             part = texts[start : start + CHUNK]
-            found.update(zip(part, (each.vector for each in self.encoder.encode(part)), strict=True))
-        return found
+            vectors.update(zip(part, (each.vector for each in self.encoder.encode(part)), strict=True))
+        return vectors
 
 
 def logits(pairs: Sequence[LabelledPair], cross_encoder: CrossEncoder, tell: Tell) -> NDArray[np.float64]:
     """Return (n,) logits of the pairs."""
-    found = []
+    values = []
     for pair in pairs:
-        found.append(cross_encoder.score(pair.asked, [pair.stored])[0])
+        values.append(cross_encoder.score(pair.asked, [pair.stored])[0])
         tell(1)
-    return np.array(found, np.float64)
+    return np.array(values, np.float64)
 
 
 def teaches(pair: LabelledPair) -> bool:

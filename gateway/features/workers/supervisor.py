@@ -295,9 +295,9 @@ def _on_store_restart(own: Telemetry, figures: OwnMetrics) -> None:
 async def _bind(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
     """Open `count` sockets that listen on one address. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    addresses = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     # A socket has one family: a name with both, such as localhost, gets IPv4.
-    family, _, _, _, (host, port, *_) = min(found, key=lambda each: each[0] != socket.AF_INET)
+    family, _, _, _, (host, port, *_) = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     if count > 1:  # fails if the port is in use: SO_REUSEPORT would join a foreign group silently
         socket.create_server((host, port), family=family).close()
     bound: list[socket.socket] = []

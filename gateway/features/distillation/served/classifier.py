@@ -68,8 +68,8 @@ def _load_graph(file: Path) -> Logits:
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def logits(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
-        (found,) = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})
-        row: NDArray[np.float32] = found[0]
+        (outputs,) = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})
+        row: NDArray[np.float32] = outputs[0]
         return row
 
     return logits

@@ -58,7 +58,7 @@ def _remote_graph(graph: str) -> Any:
         answer = request.exec()
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
-        found: NDArray[np.float32] = pb_utils.get_output_tensor_by_name(answer, "logits").as_numpy()[0]
-        return found
+        row: NDArray[np.float32] = pb_utils.get_output_tensor_by_name(answer, "logits").as_numpy()[0]
+        return row
 
     return logits

@@ -53,12 +53,12 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 def batches(lengths: Sequence[int], batch: int, draws: torch.Generator) -> Iterator[list[int]]:
     """Yield batches of row numbers that cover all rows, in random order. Rows of a batch have similar lengths."""
     order = torch.randperm(len(lengths), generator=draws).tolist()
-    found = []
+    batches = []
     for at in range(0, len(order), batch * SORTED):
         part = sorted(order[at : at + batch * SORTED], key=lengths.__getitem__)
-        found += [part[of : of + batch] for of in range(0, len(part), batch)]
-    for at in torch.randperm(len(found), generator=draws).tolist():
-        yield found[at]
+        batches += [part[of : of + batch] for of in range(0, len(part), batch)]
+    for at in torch.randperm(len(batches), generator=draws).tolist():
+        yield batches[at]
 
 
 def pace(share: float) -> float:

@@ -148,8 +148,8 @@ class _StoreReader:
             parse_store_url(VARIABLE.sub("placeholder.invalid", url))
 
     def _first(self, *keys: str) -> Setting:
-        found = [setting for key in keys if (setting := self._params.key(key)).is_set]
-        return found[0] if found else self._params.key(keys[0])
+        settings = [setting for key in keys if (setting := self._params.key(key)).is_set]
+        return settings[0] if settings else self._params.key(keys[0])
 
     def _whole_url(self, setting: Setting) -> str | None:
         if (variable := setting.variable()) is not None:

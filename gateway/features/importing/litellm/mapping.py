@@ -236,18 +236,18 @@ class _LiteLLMRules:
 
     def _read_fallbacks(self) -> dict[str, list[str]]:
         """Return the groups that follow each group; `*` stands for those without their own."""
-        found: dict[str, list[str]] = {}
+        fallbacks: dict[str, list[str]] = {}
         for section in (self._router, self._litellm):
             for entry in section.key("fallbacks").entries():
                 for item in entry.entries():
-                    if (names := self._known(item)) and item.name not in found:
-                        found[item.name] = names
+                    if (names := self._known(item)) and item.name not in fallbacks:
+                        fallbacks[item.name] = names
                     if item.name != "*" and item.name not in self._groups:
                         item.missing(f"{unknown_name('model', item.name, self._groups)}: no route has this fallback")
             names = self._known(section.key("default_fallbacks"))
             if names:
-                found.setdefault("*", names)
-        return found
+                fallbacks.setdefault("*", names)
+        return fallbacks
 
     def _known(self, listed: Setting) -> list[str]:
         """Return the groups of a list of fallbacks, and report each."""

@@ -26,7 +26,7 @@ class CacheDefaults:
 
 def read_store(stores: Setting, draft: Draft) -> CacheDefaults:
     """Return the defaults, and fill in the section `store`."""
-    section = next((found for name in PLUGINS[:2] if (found := stores.key(name)).is_set), stores.key(PLUGINS[0]))
+    section = next((store for name in PLUGINS[:2] if (store := stores.key(name)).is_set), stores.key(PLUGINS[0]))
     enabled, kind, ttl = section.key("enabled"), section.key("backend_type"), section.key("ttl_seconds")
     enabled.carried("the routes have the caches of their decisions" if enabled.value else "no route has a cache")
     seconds = ttl.number()

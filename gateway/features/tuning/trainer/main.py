@@ -102,8 +102,8 @@ def mean(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], 
 def _batches(rows: Sequence[Row], size: int, random: np.random.Generator) -> list[list[Row]]:
     """Return all rows in random batches of like lengths, which need little padding."""
     order = random.permutation(len(rows)).tolist()
-    found = []
+    batches = []
     for start in range(0, len(order), size * CHUNK):
         chunk = sorted(order[start : start + size * CHUNK], key=lambda at: len(rows[at].ids))
-        found += [[rows[at] for at in chunk[first : first + size]] for first in range(0, len(chunk), size)]
-    return [found[at] for at in random.permutation(len(found))]
+        batches += [[rows[at] for at in chunk[first : first + size]] for first in range(0, len(chunk), size)]
+    return [batches[at] for at in random.permutation(len(batches))]

@@ -74,7 +74,7 @@ def load(graph: Path) -> Network:
     """Return the network of an int8 graph. Raise ValueError where the graph has another shape."""
     weights = float_weights(onnx.load(graph).graph)
     try:
-        layers = 1 + max(int(found[1]) for name in weights if (found := LAYER.match(name)))
+        layers = 1 + max(int(match[1]) for name in weights if (match := LAYER.match(name)))
         positions, width = weights["bert.embeddings.position_embeddings.weight"].shape
         inner = len(weights["bert.encoder.layer.0.intermediate.dense.bias"])
         network = Network(layers, width, inner, positions, len(weights["head.0.bias"]))
@@ -95,7 +95,7 @@ def float_weights(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
     (inputs, outputs), torch as (outputs, inputs).
     """
     tensors = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    found = {name: each for name, each in tensors.items() if name.startswith(("bert.", "head."))}
+    floats = {name: each for name, each in tensors.items() if name.startswith(("bert.", "head."))}
     matrices = {node.input[1]: node.output[0] for node in graph.node if node.op_type == "MatMulInteger"}
     for name in [name for name in tensors if name.endswith("_quantized")]:
         stem = name.removesuffix("_quantized")
@@ -104,9 +104,9 @@ def float_weights(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
             values = values.T
             if stem.startswith("onnx::"):  # the tracer names a transposed matrix by number, its product by the module
                 stem = matrices[name].split("/MatMul")[0].strip("/").replace("/", ".") + ".weight"
-        found[stem] = values
+        floats[stem] = values
     parts = ("_quantized", "_scale", "_zero_point")
-    return {name: each for name, each in found.items() if not name.endswith(parts)}
+    return {name: each for name, each in floats.items() if not name.endswith(parts)}
 
 
 def save(network: Network, target: Path) -> None:
