@@ -85,7 +85,7 @@ class Grader:
     async def grade(
         self, name: str, request: RequestContext, question: str, answer: str
     ) -> tuple[float | None, tuple[Usage, ...]]:
-        """Return the grade in [0, 1] (None: none) and the usage.
+        """Return the grade in [0, 1], if there is one, and the usage.
 
         A failing backend gives no grade, never an exception.
         """

@@ -62,7 +62,7 @@ class Classifier:
     ) -> tuple[ClassifierOutcome, float | None, str]:
         """Return the outcome, the complexity if there is one, and the reason in words.
 
-        `due`: when the request's answer is due, in seconds on the monotonic clock.
+        The request's answer is `due` at that second of the monotonic clock.
         """
         now, timeout_s = self._clock.monotonic(), self._rule.timeout
         left_s = due - now
@@ -136,7 +136,7 @@ class Classification:
 
 
 class Classified(RequestState):
-    """The classification of a request; None: no classifier was asked."""
+    """The classification of a request, or None if no classifier was called."""
 
     __slots__ = ("answer",)
 

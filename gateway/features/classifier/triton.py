@@ -36,7 +36,7 @@ class TextModel:
 
 
 class TritonClassifier:
-    """`TritonClassifier` calls one model. `url`: grpc:// or grpcs://HOST:PORT.
+    """`TritonClassifier` calls one model. Its `url` is grpc:// or grpcs://HOST:PORT.
 
     The model has one BYTES input for one text. Its output is a float, which is the score, or BYTES, the name of a tier.
     If there are several outputs, the first of `OUTPUTS` counts; a model of `nearhit distill` has `text_output`.

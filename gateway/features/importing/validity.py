@@ -16,7 +16,7 @@ _VARIABLE = re.compile(r"^\$\{\w+\}", re.ASCII)  # at the start of a URL
 
 
 def fault_of(section: Mapping[str, Any]) -> str | None:
-    """Return why a backend would not load; None: it would. A variable in its URL stands for a host."""
+    """Return why a backend would not load, or None if it would. A variable in its URL stands for a host."""
     url = {"url": _VARIABLE.sub("http://placeholder.invalid", section["url"])} if "url" in section else {}
     try:
         OpenAIBackendConfig.model_validate({**section, **url})

@@ -145,7 +145,7 @@ class BatchDriver:
         return True
 
     async def _step(self, name: str, leased: float, ended: set[str] | None) -> None:
-        """Run one step. `ended` are the jobs to check; None: all of them."""
+        """Run one step. `ended` are the jobs to check, or None for all of them."""
         driven = self._driven.get(name)
         if driven is None or await self._store.revision(name) != driven.revision:
             driven = await self._load(name, leased)
@@ -175,7 +175,7 @@ class BatchDriver:
         return now
 
     async def _load(self, name: str, leased: float) -> _DrivenBatch | None:
-        """Read the batch; None: it has ended."""
+        """Read the batch, or return None if it has ended."""
         batch = await self._store.batch(name)
         if batch is None:
             return None
@@ -228,7 +228,7 @@ class BatchDriver:
         driven.done.add(line.number)
 
     async def _stop_reason(self, batch: JobBatch) -> str:
-        """Return why the rest of the batch is not run; empty: it is run."""
+        """Return why the rest of the batch is not run. It is empty if it is run."""
         if await self._store.is_cancelled(batch.id):
             return CANCELLED
         return EXPIRED if self._clock.wall() >= batch.expires else ""
@@ -255,7 +255,8 @@ class BatchDriver:
             self._on_accepted()
 
     async def _job(self, driven: _DrivenBatch, line: BatchLine) -> str | None:
-        """Submit a line. Return the job's id; empty: it cannot have a job; None: there is no room now."""
+        """Submit a line. Return the job's id. It is empty if the line cannot have a job, and None if there is no room
+        now."""
         await self._renew_lease(driven)
         if self._is_erased_line(driven.batch, line):
             driven.done.add(line.number)

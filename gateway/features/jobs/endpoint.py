@@ -54,7 +54,7 @@ MAX_DESCRIPTION = 64 * 1024
 class CredentialPolicy:
     """`CredentialPolicy` says how clients' credentials are stored while their jobs wait.
 
-    `needed`: a backend is called with them. `sealer` None: there is no key to encrypt them.
+    If they are `needed`, a backend is called with them. Without a `sealer` there is no key to encrypt them.
     """
 
     needed: bool

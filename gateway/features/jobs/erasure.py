@@ -110,7 +110,7 @@ class BatchLines:
         return erased
 
     async def _lines(self, file: BatchFile, target: ErasureTarget) -> _InputLines | None:
-        """Return the lines of the target in a file; None: it has none, or it is no input file."""
+        """Return the lines of the target in a file, or None if it has none or is no input file."""
         content = await self._store.content(file.id) if file.purpose == INPUT else None
         if content is None:
             return None

@@ -46,7 +46,7 @@ class JobService:
 def open_jobs(core: JobsCore, secret: str | None, stack: AsyncExitStack) -> JobService:
     """Build the feature, and run its work until `stack` closes. Raise `StartupError`.
 
-    `secret` encrypts the credentials of waiting jobs; None: jobs with credentials are refused.
+    `secret` encrypts the credentials of waiting jobs. Without it jobs with credentials are refused.
     """
     config, clock, telemetry, subjects_of = core.config.jobs, core.clock, core.telemetry, core.subjects_of
     redis, client = core.stores.redis, core.stores.client

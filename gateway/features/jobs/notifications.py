@@ -44,7 +44,7 @@ class JobNotifications:
     async def wait_change(
         self, job: str, seen: JobStatus, poll: Callable[[], Awaitable[JobStatus | None]]
     ) -> JobStatus | None:
-        """Return a status other than `seen`, or `seen` after `HEARTBEAT_S`; None: the job no longer exists.
+        """Return a status other than `seen`, or `seen` after `HEARTBEAT_S`, or None if the job no longer exists.
 
         Raise whatever `poll` raises.
         """

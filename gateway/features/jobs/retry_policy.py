@@ -15,7 +15,7 @@ MAX_RETRY_AFTER_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """The job is retried. `counted` False: the attempt does not count."""
+    """The job is retried. An attempt that is not `counted` leaves the number of attempts as it is."""
 
     delay_s: float
     counted: bool
@@ -37,7 +37,7 @@ def decide(
 ) -> Conclusion | RetryDecision:
     """Decide on a result: a response, or the reason why there is none. `jitter` in [0, 1) spreads the retries.
 
-    `final`: the request has gone to a backend and may go only once. Only a 429 says that the backend did nothing.
+    With `final` the request has gone to a backend and may go only once. Only a 429 says that the backend did nothing.
     """
     status = result.status if isinstance(result, JobResult) else 0
     answer = result if isinstance(result, JobResult) else None
@@ -59,7 +59,7 @@ def decide(
 
 
 def sent_once(error: str) -> str:
-    """Return why a job that may be sent only once is not tried again. `error`: what its only attempt came to."""
+    """Return why a job that may be sent only once is not tried again. `error` is the outcome of its only attempt."""
     return f"{error}: the backend may have done the work, so the job is not sent again"
 
 

@@ -24,7 +24,7 @@ DROPPED_HEADERS = frozenset({"set-cookie", "content-length", "server", "server-t
 
 
 class NoAnswer(Exception):
-    """The job got no response. `final`: another attempt would end the same way."""
+    """The job got no response. If that is `final`, another attempt would end the same way."""
 
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class NoAnswer(Exception):
 
 
 class Runner:
-    """`Runner` runs jobs through `handler`, the steps after `Authenticate`: the client was authenticated on submission.
+    """`Runner` runs jobs through `handler`, the steps after `Authenticate`. The client was authenticated on submission.
 
     `max_result` is the maximum response size in bytes.
     """

@@ -85,7 +85,7 @@ class ClaimedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The state of a job. Times are seconds on the store's wall clock; 0: not yet."""
+    """The state of a job. Times are seconds on the store's wall clock, or 0 before they come."""
 
     id: str
     tenant: str
@@ -311,7 +311,7 @@ class JobStore(Protocol):
     async def claim(
         self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True
     ) -> list[ClaimedJob]:
-        """Claim at most `most` jobs for `worker`: by priority, and within a priority by tenant in turns.
+        """Claim at most `most` jobs for `worker`, by priority, and within a priority by tenant in turns.
 
         Jobs of workers silent for `visibility_s` come first. A job that was started `attempts` times becomes dead
         instead, and is kept for `dead_s`.

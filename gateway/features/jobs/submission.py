@@ -100,9 +100,9 @@ def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], all
 def stored_headers(
     headers: Mapping[str, str], body: bytes, rules: CredentialRules, *, explicit: bool
 ) -> tuple[Headers, Headers]:
-    """Return (headers to run the job with, credentials). `rules`: which headers are credentials.
+    """Return the headers to run the job with, and the credentials. `rules` tell which headers are credentials.
 
-    `explicit`: a JSON object described the request, so its Content-Type is that of the description.
+    If the request is `explicit`, a JSON object described it, so its Content-Type is that of the description.
     """
     pairs = [(name, value) for name, value in headers.items() if name.lower() not in DROPPED_HEADERS and name[0] != ":"]
     plain = [(name, value) for name, value in pairs if not rules.is_secret(name)]

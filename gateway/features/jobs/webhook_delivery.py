@@ -93,7 +93,7 @@ class WebhookSender(Protocol):
 
 
 def retry_delay_s(outcome: WebhookOutcome, attempt: int, attempts: int, jitter: float) -> float | None:
-    """Return the seconds until the next attempt; None: give up. Pure.
+    """Return the seconds until the next attempt, or None to give up. Pure.
 
     A 410 means that the receiver is gone for good (from the specification). A refused address is not retried either.
     `attempt` is the attempt just made, counted from 1.

@@ -31,7 +31,7 @@ class _RunningJob:
 
 
 class JobWorkers:
-    """`JobWorkers` runs up to `limit` jobs at once; 0: none.
+    """`JobWorkers` runs up to `limit` jobs at once. With 0 it runs none.
 
     A worker that sends no heartbeat keeps its jobs for `visibility_s` seconds. `on_job_end` is called with the id of
     each job that ends here.

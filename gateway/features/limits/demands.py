@@ -133,7 +133,7 @@ class TakeResult:
 class Return:
     """A correction once the real cost is known.
 
-    For `pace` and `spend`, `amount` is added (below 0: given back). With a `reservation` it is the whole real cost,
+    For `pace` and `spend`, `amount` is added. Below 0 it is given back. With a `reservation` it is the whole real cost,
     which replaces what was reserved. `place` releases a place, `part` takes back a call that did not go to a large
     model. `of` is the window of a spending, or the member of a place.
     """
@@ -150,7 +150,7 @@ class Return:
 
 
 def reserved_by(reservation: str) -> float:
-    """Return the amount of a reservation: its last word. 0: there is none."""
+    """Return the amount of a reservation, which is its last word, or 0 if there is none."""
     return float(reservation.rpartition(" ")[2]) if reservation else 0.0
 
 

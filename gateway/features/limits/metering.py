@@ -114,7 +114,7 @@ async def metered_call(request: RequestContext) -> MeteredCall:
 
 
 async def _body_of(request: RequestContext) -> bytes:
-    """Return a JSON body; empty: there is none, it is too long to wait for, or cannot be decoded."""
+    """Return a JSON body. It is empty if there is none, if it is too long to wait for, or if it cannot be decoded."""
     if request.opens_websocket or "json" not in request.headers.get("content-type", "json").lower():
         return b""
     await request.body_source.buffer(whole=True)

@@ -205,7 +205,7 @@ def _hints(result: Mapping[str, Any]) -> CacheHints:
 
 
 def result_of(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the result of a response; None: the message has none."""
+    """Return the result of a response, or None if the message has none."""
     result = message.get("result")
     return result if isinstance(result, dict) and "method" not in message else None
 

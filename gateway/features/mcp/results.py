@@ -24,13 +24,14 @@ NEVER = float("-inf")
 
 # Who may share a result.
 def authorisation_of(tenant: str, key: str) -> str:
-    """Return the owner of private results without a session. `key`: a name of the API key, empty if there is none."""
+    """Return the owner of private results without a session. `key` names the API key; it is empty if there is none."""
     return f"{tenant}\0{key}\0"
 
 
 # Whether a call is looked up.
 def refusal_of(rule: McpRule, call: Call, only_reads: Callable[[str], bool]) -> Bypass | None:
-    """Return why a call is not looked up; None: it is. `only_reads`: whether the server says so of a tool."""
+    """Return why a call is not looked up, or None if it is. `only_reads` returns whether the server says so of a
+    tool."""
     if call.operation != CALL_TOOL:
         return None if call.operation in rule.results or has_hints(call) else Bypass.POLICY
     tool = rule.tools.get(_tool_of(call))
@@ -40,7 +41,7 @@ def refusal_of(rule: McpRule, call: Call, only_reads: Callable[[str], bool]) -> 
 
 
 def rule_of(rule: McpRule, call: Call) -> McpResultRule | McpToolRule | None:
-    """Return the rule for the results of a call; None: the policy has none."""
+    """Return the rule for the results of a call, or None if the policy has none."""
     if call.operation == CALL_TOOL:
         return rule.tools.get(_tool_of(call))
     return next((each for method, each in rule.results.items() if method == call.operation), None)
@@ -63,7 +64,7 @@ class ResultTerms(NamedTuple):
 def place_result(rule: McpRule, call: Call, hints: CacheHints, *, private: bool) -> ResultTerms:
     """Decide on a complete result. The server's words count before the policy's; of a tool, the shorter lifetime does.
 
-    `private`: an HTTP header of the answer says so. The route's `exact.ttl` bounds the lifetime besides.
+    A result is `private` if an HTTP header of the answer says so. The route's `exact.ttl` bounds the lifetime besides.
     """
     own = rule_of(rule, call)
     stated = [ttl for ttl in (hints.ttl_s, None if own is None else own.ttl) if ttl is not None]
@@ -92,7 +93,7 @@ def changed_subjects(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_only_tools(result: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the tools of a list that only read, by their annotation; None: this is no list of tools."""
+    """Return the tools of a list that only read, by their annotation, or None if this is no list of tools."""
     tools = result.get("tools")
     if not isinstance(tools, list):
         return None

@@ -107,7 +107,7 @@ class McpRuntime(Runtime):
 def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpKnowledge, now: float) -> Call:
     """Set the keys of a request whose MCP result may be stored, and return its call as it goes on.
 
-    `now`: wall-clock seconds. `apply_route` has set the keys of all other requests.
+    `now` is in wall-clock seconds. `apply_route` has set the keys of all other requests.
     """
     rule = route.of(McpRule)
     if rule is None or call.dialect.name != MCP.name or call.uncached not in (Bypass.POLICY, Bypass.TOOL):
@@ -159,8 +159,8 @@ def _authorisation(request: RequestContext) -> str:
 
 class McpResults:
     """Approves requests of one route whose results may be stored, and reads what the servers announce. The knowledge
-    must be asked for every request, so no result takes the fast path for repeated bytes. `flights`: the calls in
-    flight, by fingerprint; nobody joins one that began before a change."""
+    must be asked for every request, so no result takes the fast path for repeated bytes. `flights` are the
+    calls in flight, by fingerprint. Nobody joins one that began before a change."""
 
     def __init__(
         self,

@@ -48,8 +48,8 @@ class TensorGraph:
                 raise ModelCorrupt(f"{folder.path / MODEL_FILE} has {name} of type {kind}, expected a tensor")
 
     def about(self, method: str, path: str) -> dict[str, Any] | bool | None:
-        """Return the protocol's metadata on a server or a model. A bool tells health or readiness; None: not such a
-        path."""
+        """Return the protocol's metadata on a server or a model. A bool tells health or readiness. None
+        means another path."""
         if method not in ("GET", "HEAD"):
             return None
         if path in ("/v2/health/live", "/v2/health/ready"):

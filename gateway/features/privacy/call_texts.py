@@ -79,7 +79,7 @@ def _file_of(binary: re.Match[str]) -> Iterator[object]:
 
 
 def decoded_text(encoded: str) -> str | None:
-    """Return the text in base64; None: it is no text."""
+    """Return the text in base64, or None if it is no text."""
     try:
         text = b64decode(encoded + "=" * (-len(encoded) % 4), validate=True).decode("utf-8", "strict")
     except ValueError:

@@ -61,8 +61,8 @@ class _Layer:
 
     @cached_property
     def _parts(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """The begins and the ends of the replacements in the new text, and the spans in `source`: few texts need
-        them."""
+        """The begins and the ends of the replacements in the new text, and the spans in `source`. Few texts
+        need them."""
         begins, ends, spans, shift = [], [], [], 0
         for match in self._pattern.finditer(self._source):
             begins.append(match.start() + shift)

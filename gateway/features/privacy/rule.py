@@ -84,7 +84,7 @@ def privacy_problems(route: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _text_of(call: Call) -> str | None:
-    """Return the texts of a call as one; None: they are longer than `MAX_READ`."""
+    """Return the texts of a call as one, or None if they are longer than `MAX_READ`."""
     texts, length = [], 0
     for text in texts_of(call):
         texts.append(text)

@@ -41,7 +41,7 @@ class FeedbackForwarding:
         self._answers = Background(MAX_CONCURRENT)
 
     async def request(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
-        """Forward feedback and return the result. None: no gateway knows the hit, or none replied in time."""
+        """Forward feedback and return the result, or None if no gateway knows the hit or none replied in time."""
         if self._limiter.locked():
             return None
         async with self._limiter:

@@ -44,7 +44,7 @@ class Gossip:
         self._known_positions: dict[str, Callable[[str], str | None] | None] = {}
 
     def publish(self, topic: str, *words: Any) -> None:
-        """Queue a message. `words`: values that msgpack can carry."""
+        """Queue a message. Its `words` are values that msgpack can carry."""
         packed = msgpack.packb((topic, *words))
         self._outbox.append(base64.b64encode(packed).decode())
         self._has_outgoing.set()
@@ -60,7 +60,7 @@ class Gossip:
         self._known_positions[topic] = known_position
 
     async def apply(self, changes: Sequence[StoreChange], now: float) -> None:
-        """Dispatch the messages among the changes. `now`: by the store's clock."""
+        """Dispatch the messages among the changes. `now` is by the store's clock."""
         for change in changes:
             if change.kind is ChangeKind.GOSSIP and change.by != self._gateway:
                 try:

@@ -150,7 +150,8 @@ class ClusterLease:
         return await (self._lead(request, lease) if lease else resolve_response(self._inner(request)))
 
     async def _acquire(self, request: RequestContext) -> Response | int:
-        """Return the answer of another gateway's call, or the token of this gateway's lease; 0: call without one."""
+        """Return the answer of another gateway's call, or the token of this gateway's lease, or 0 to
+        call without one."""
         name = request.keys.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
         until = self._clock.monotonic() + max_wait_s(request, self._clock.monotonic())

@@ -40,7 +40,7 @@ def should_adopt(published: PublishedPolicy, lineage: Lineage, own: str, last_ma
     """Return whether a gateway adopts the shared policy. `own` is the hash of its policy in force.
 
     It does so only if `own` is a predecessor of the shared policy, and if its files have no newer manual change.
-    `last_manual_change_at` is in seconds since 1970; None: the last change was not manual.
+    `last_manual_change_at` is in seconds since 1970, or None if the last change was not manual.
     """
     if own == published.hash or own not in lineage:
         return False

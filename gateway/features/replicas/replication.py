@@ -60,7 +60,7 @@ class Replication:
 
     @property
     def position(self) -> str | None:
-        """The position in the log up to which the indexes match the store; None: they are being compared."""
+        """The position in the log up to which the indexes match the store, or None while they are compared."""
         return None if self._rebuilding else self.consumer.position
 
     async def run(self) -> None:
@@ -71,7 +71,7 @@ class Replication:
             await self._rebuilding.close()
 
     async def _apply(self, changes: Sequence[StoreChange], now: float) -> None:
-        """Apply changes. `now`: by the store's clock. Raise `StoreUnavailable`."""
+        """Apply changes. `now` is by the store's clock. Raise `StoreUnavailable`."""
         started = self._clock.monotonic()
         names: dict[str, None] = {}
         for change in changes:

@@ -41,7 +41,8 @@ def hold(
 ) -> tuple[Decision, SessionEffect]:
     """Return the decision with the session's backend first, if it is kept, and what the session did to it.
 
-    `now`: seconds on the monotonic clock. `in_time`: whether a backend is predicted to meet the request's budget.
+    `now` is in seconds on the monotonic clock. `in_time` returns whether a backend is predicted to meet the request's
+    budget.
     """
     state = session.state
     if state is None:
@@ -103,7 +104,7 @@ def _put_first(decision: Decision, target: Target, backend: str, reason: Choice)
 def next_state(
     effect: SessionEffect, target: Target, backend: str, upstream: str | None, score: float | None, now: float
 ) -> SessionState:
-    """Return the state after an answer. `backend`: the one that answered; `score`: the complexity of the request."""
+    """Return the state after an answer of `backend`. `score` is the complexity of the request."""
     session, rank = effect.session, rank_of(target, backend)
     before = None if effect.reason in FRESH else session.state
     if before is None:
@@ -122,7 +123,7 @@ def next_state(
 def outcome_of(effect: SessionEffect, backend: str, upstream: str | None, instead: Choice | None) -> str:
     """Return what became of the session, as a word for the metric: a backend was kept, or why another one answered.
 
-    `instead`: why another backend than the chosen one answered.
+    `instead` is the reason why another backend than the chosen one answered.
     """
     state = effect.session.state
     if state is None:

@@ -61,7 +61,7 @@ class SessionTable:
         return len(self._states)
 
     def key(self, owner: Sequence[str], name: str, value: bytes) -> bytes:
-        """Return the key of an identity. `owner`: the texts that bind it to its client and route."""
+        """Return the key of an identity. The texts of `owner` bind it to its client and route."""
         digest = blake2b(orjson.dumps([*owner, name, len(value)]), key=self._secret, digest_size=16)
         digest.update(value)
         return digest.digest()
@@ -87,7 +87,7 @@ class SessionMetrics:
 
 
 class SessionChoice(RequestState):
-    """The effect of the session on the choice of a backend; None: nothing is chosen yet."""
+    """The effect of the session on the choice of a backend, or None before it."""
 
     __slots__ = ("effect",)
 
@@ -201,7 +201,7 @@ class SessionOfRequest:
     clock: Clock
 
     def text_to_classify(self) -> str | None:
-        """Return the text whose complexity counts; None: the session's last score does.
+        """Return the text whose complexity counts, or None if the session's last score does.
 
         A tool loop asks no classifier: its question was classified when the loop began.
         """
@@ -264,7 +264,7 @@ class SessionRuntime(Runtime):
 
 
 def answer_id(data: bytes) -> bytes | None:
-    """Return the id of a response, from a whole body or an event's data; None: there is none."""
+    """Return the id of a response, from a whole body or an event's data, or None if there is none."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -120,7 +120,8 @@ def identities(
 
 
 def _opening(call: Call, turn: Turn) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
-    """Return where a conversation's state is found and kept, by its first turns; None: it is no conversation.
+    """Return where a conversation's state is found and kept, by its first turns, or None if it is no
+    conversation.
 
     Conversations with the same opening differ from the model's first turn on, which may have ids of tool calls. A
     request before that turn begins a conversation, so it finds nothing.

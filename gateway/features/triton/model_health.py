@@ -88,7 +88,7 @@ Locks = dict[tuple[str, str], asyncio.Lock]
 
 
 class ModelCare:
-    """`ModelCare` probes and reloads the models of one upstream. `reload`: unload and load a dead model."""
+    """`ModelCare` probes and reloads the models of one upstream. With `reload` it unloads and loads a dead model."""
 
     def __init__(
         self,

@@ -31,8 +31,8 @@ FOLDER = "served-models"
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The server's metadata of a model. `inputs`: names; `rows`: maximum per request, 0: unlimited; `platform`: the
-    platform, or the backend."""
+    """The server's metadata of a model. `inputs` are names. `rows` is the maximum per request, or 0 without a limit.
+    `platform` is the platform, or the backend."""
 
     version: str
     inputs: tuple[str, ...]
@@ -42,7 +42,8 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CachedMetadata:
-    """Cached metadata. `proof`: the fingerprint of the model's answers to its probes; `dimension`: of its rows."""
+    """Cached metadata. `proof` is the fingerprint of the model's answers to its probes, `dimension` that of its
+    rows."""
 
     described: ModelMetadata
     proof: str
@@ -114,7 +115,7 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One row of tokens. `types`: one per token, for models that take them; empty: all 0."""
+    """One row of tokens. `types` has one per token, for models that take them. It is empty if all are 0."""
 
     ids: Sequence[int]
     types: Sequence[int] = ()
@@ -122,8 +123,8 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """The requirements on a model. `kind`: its name in messages, such as "embedding model". `output`: float32, one row
-    per row of the request. `degraded_behaviour`: the effect on requests while it is away."""
+    """The requirements on a model. `kind` is its name in messages, such as "embedding model". The `output` is float32,
+    with one row per row of the request. `degraded_behaviour` is the effect on requests while it is away."""
 
     kind: str
     output: str
@@ -135,10 +136,8 @@ class InputSpec:
 class TritonModel:
     """`TritonModel` calls one model. Threads may share it, because the client's `infer` is thread-safe.
 
-    - `url`: grpc:// or grpcs://HOST:PORT.
-    - `timeout_s`: seconds per `infer`.
-    - `postprocess`: converts each answer; may raise `ModelUnavailable`.
-    - `known_metadata`: the model's metadata at an earlier start.
+    The `url` is grpc:// or grpcs://HOST:PORT. `timeout_s` bounds each `infer`, in seconds. `postprocess` converts each
+    answer, and may raise `ModelUnavailable`. `known_metadata` is that of the model at an earlier start.
 
     The constructor asks the server for the model. It raises `StartupError` if the server has a different one. If the
     server does not answer, it needs `known_metadata`, and otherwise raises `StartupError`. The model is then `is_away`

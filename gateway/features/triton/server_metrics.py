@@ -30,7 +30,7 @@ _UTILIZATION, _MEMORY_USED = "nv_gpu_utilization", "nv_gpu_memory_used_bytes"
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """`ServerMetrics` is the content of a page of metrics. None: the server does not report it."""
+    """`ServerMetrics` is the content of a page of metrics. A field is None if the server does not report it."""
 
     queued: int | None = None  # requests that wait for one of the models
     gpu_utilization: float | None = None  # of the busiest GPU, in [0, 1]

@@ -171,7 +171,7 @@ class TensorClient:
             raise BackendError(f"backend '{self._name}': {error}", retryable=False) from None
 
     async def _query(self, request: RequestContext) -> Any:
-        """Return the metadata for a path; None: the path is unknown; a bool: a health status."""
+        """Return the metadata for a path, a bool for a health status, or None if the path is unknown."""
         path, method = request.path, request.method
         if method == "POST" and path == "/v2/repository/index":
             index = await self._stub.RepositoryIndex(pb.RepositoryIndexRequest())

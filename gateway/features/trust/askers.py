@@ -87,7 +87,8 @@ class RouteAsker:
 
 
 def asker_of(rules: TrustRule, tenant: str, key: str, user: str | None) -> RouteAsker:
-    """Return the client as `rules.trust` tells clients apart. `key`: the id of its API key, empty if it has none.
+    """Return the client as `rules.trust` tells clients apart. `key` is the id of its API key, or empty if it has
+    none.
 
     A name has digests only, with the length prefixes of the keys. `trust: tenant` knows tenants. Otherwise an
     unconfirmed entry serves one key and user, and the confirming client has another key, or by `confirm_by: user`

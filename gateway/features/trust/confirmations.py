@@ -44,7 +44,7 @@ class Confirmations:
         self, request: RequestContext, fresh: Entry, comparisons: AnswerComparer, store: ResponseStore
     ) -> None:
         """Compare a stored fresh answer with the unconfirmed ones of its request, if it may confirm any of them.
-        `store`: the one that lookups read."""
+        Lookups read `store`."""
         asker = request.asker
         if not isinstance(asker, RouteAsker) or asker.confirm is None:
             return

@@ -24,7 +24,7 @@ _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class WarmingPlan:
-    """Options of one warming run. `rate`: requests per second."""
+    """Options of one warming run. `rate` is in requests per second."""
 
     file: Path
     url: str

@@ -286,7 +286,7 @@ async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[
 def _on_store_restart(own: Telemetry, figures: OwnMetrics) -> None:
     """Count a restart of the store in the metrics folder, which the worker with the admin port reads.
 
-    `own`: the metrics of this process.
+    `own` are the metrics of this process.
     """
     own.store_restarts.add()
     figures.write(pack_metrics(own))

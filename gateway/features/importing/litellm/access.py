@@ -77,7 +77,8 @@ def _key_limit(section: Setting) -> Iterator[tuple[str, Any]]:
 
 
 def read_budget(budget: Setting, duration: Setting, where: str) -> dict[str, str] | None:
-    """Return a cap on cost for a budget with its duration, and report both. None: there is no such cap."""
+    """Return a cap on cost for a budget with its duration, and report both. Return None if there is
+    no such cap."""
     amount = budget.number()
     if not amount:
         return None

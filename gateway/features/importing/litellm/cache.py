@@ -27,7 +27,7 @@ _CALL_TYPES = {CHAT: {"acompletion", "completion"}, EMBEDDING: {"aembedding", "e
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """The caches of the routes. None: off."""
+    """The caches of the routes. One that is None is off."""
 
     chat: Mapping[str, Any] | None
     embedding: Mapping[str, Any] | None

@@ -57,7 +57,7 @@ class Deployment:
 
     @property
     def share(self) -> float | None:
-        """The weight in a pick: `weight`, else the rate. None: the entry has neither."""
+        """The weight in a pick: `weight`, else the rate, or None if the entry has neither."""
         rates = self.rates
         return self.weight or rates.get("requests") or rates.get("tokens")
 
@@ -358,7 +358,8 @@ def timeout_text(seconds: float) -> str:
 
 
 def read_attempts(retries: Setting) -> int | None:
-    """Return the attempts of a call for a number of retries, and report it. None: not given."""
+    """Return the attempts of a call for a number of retries, and report it. Return None if it is not
+    given."""
     count = retries.whole(0, 1_000)
     if count is None:
         return None

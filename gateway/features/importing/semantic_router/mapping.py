@@ -201,7 +201,7 @@ def _priority(decision: Setting) -> float:
 
 
 def _levels(decision: Setting) -> Sequence[str] | None:
-    """Return the levels of difficulty that a decision is for. None: it depends on something else."""
+    """Return the levels of difficulty that a decision is for, or None if it depends on something else."""
     rules = decision.key("rules")
     conditions = [rules, *_below(rules)]
     leaves = [each for each in conditions if each.key("type").is_set]

@@ -37,7 +37,8 @@ def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
     seen, configuration = certificate.modification_times(), _configuration(certificate)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Return a new configuration; None: unchanged. gRPC calls this in its own thread, once for each handshake."""
+        """Return a new configuration, or None if it is unchanged. gRPC calls this in its own thread, once for each
+        handshake."""
         nonlocal seen
         now = certificate.modification_times()
         if now == seen:
@@ -65,7 +66,7 @@ Context = Any  # grpc.aio.ServicerContext
 
 class GrpcPort:
     """The gRPC server. `handler` is the pipeline. `inflight` counts the requests that wait, over all ports.
-    `certificate` None: plain HTTP/2. Raise `CertificateUnusable`."""
+    Without a `certificate` it serves plain HTTP/2. Raise `CertificateUnusable`."""
 
     def __init__(
         self,

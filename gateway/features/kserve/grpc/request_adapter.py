@@ -74,7 +74,7 @@ class RpcRequest:
         *,
         stream: bool = False,
     ) -> RequestContext:
-        """Return a request of this RPC. `stream`: the client accepts several answers."""
+        """Return a request of this RPC. With `stream` the client accepts several answers."""
         headers = CIMultiDict(self._headers)
         for name, value in extra_headers:
             headers[name] = value  # replaces metadata of that name from the client
