@@ -294,7 +294,8 @@ def _is_cross_site(request: web.Request) -> bool:
 
 
 def _credentials(request: web.Request) -> bytes:
-    """Return the bearer token, or the password of Basic authentication (the dialog of a browser). Empty: none."""
+    """Return the bearer token, or the password of Basic authentication (the dialog of a browser). It is
+    empty if there is none."""
     header = request.headers.get("Authorization", "")
     scheme, _, value = header.partition(" ")
     if scheme.lower() == "bearer":

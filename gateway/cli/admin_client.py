@@ -42,7 +42,7 @@ class WrongUsage(CommandFailed):
 class AdminAddress:
     """URLs of a gateway's ports, without a trailing slash.
 
-    `wait_s`: seconds to wait for the gateway to listen.
+    `wait_s` are the seconds to wait for the gateway to listen.
     """
 
     admin: str

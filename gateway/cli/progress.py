@@ -50,7 +50,7 @@ def progress_bar(
 ) -> Iterator[Advance]:
     """Yield a function that takes the number of units done since its last call.
 
-    `total` None: unknown. `unit`: "B" for bytes, or else a word.
+    `total` is None if it is unknown. `unit` is "B" for bytes, or else a word.
     """
     console = console or bar_console()
     if quiet:

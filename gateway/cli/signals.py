@@ -15,7 +15,7 @@ from gateway.tasks import cancel_and_wait, spawn
 def stop_event(*, tolerate_repeats: bool = False) -> Iterator[asyncio.Event]:
     """Yield an event that SIGINT or SIGTERM sets. After the block a signal ends the process at once.
 
-    `tolerate_repeats`: SIGTERM does nothing after the block. A worker needs that: its supervisor sends it SIGTERM,
+    With `tolerate_repeats`, SIGTERM does nothing after the block. A worker needs that: its supervisor sends it SIGTERM,
     and the system may already have sent one to every process of the service.
     """
     stop = asyncio.Event()
@@ -38,7 +38,7 @@ async def wait_for_signal() -> None:
 
 @asynccontextmanager
 async def on_hangup(action: Callable[[], Coroutine[Any, Any, object]], *, cancel: bool = False) -> AsyncIterator[None]:
-    """Run `action` on each SIGHUP during the block. `cancel`: cancel running actions at its end."""
+    """Run `action` on each SIGHUP during the block. With `cancel`, cancel running actions at its end."""
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
 
     def begin() -> None:

@@ -307,7 +307,7 @@ class BackendSection(Section):
 
     @property
     def unchecked(self) -> str:
-        """Why `nearhit doctor` does not call the backend, as a predicate; empty: it does."""
+        """Why `nearhit doctor` does not call the backend, as a predicate. It is empty if it does."""
         return ""
 
     def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:

@@ -27,7 +27,7 @@ _SENTENCE_ERROR = "sentence"  # the type of an error whose message is already th
 
 
 class Problem(NamedTuple):
-    """A contradiction inside a mapping: the key to point at (None: the mapping itself) and the sentence.
+    """A contradiction inside a mapping: the key to point at, or None for the mapping itself, and the sentence.
 
     A tuple is the path of a key in a section within the mapping.
     """

@@ -93,7 +93,8 @@ class AiohttpEdge:
 async def _relay(
     http: web.BaseRequest, out: web.StreamResponse, body: Body, keep_alive: bytes, silence_s: float
 ) -> None:
-    """Write a stream as it arrives, and `keep_alive` to events that are silent for `silence_s` seconds; 0: never."""
+    """Write a stream as it arrives, and `keep_alive` to events that are silent for `silence_s` seconds. With 0 it is
+    never written."""
     try:
         if isinstance(body, EventStream):
             await _relay_events(out, as_observed(body.events), keep_alive, silence_s or None)

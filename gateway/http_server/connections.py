@@ -430,7 +430,7 @@ class PlainConnection(asyncio.Protocol):
                 return
 
     def _wait(self, data: bytes, size: int) -> None:
-        """Wait for the rest of a request of `size` bytes; 0: its head is incomplete."""
+        """Wait for the rest of a request of `size` bytes, which is 0 while its head is incomplete."""
         self._partial, self._received, self._expected = [data], len(data), size
         if self._wait_timer is None:
             self._wait_timer = self._loop.call_later(REST_TIMEOUT_S, self._on_wait_timeout)
@@ -530,7 +530,7 @@ class PlainConnection(asyncio.Protocol):
         self._next_request(keep_alive)
 
     async def _write_response(self, request: RequestContext, response: Response) -> bool:
-        """Write a response; return once the client has taken it. True: the response keeps the connection open."""
+        """Write a response, and return once the client has taken it: True if the response keeps the connection open."""
         out, server = self._output, self._server
         own, keep_alive = server.service.headers, not (self._is_last or server.is_draining)
         data = response.wire

@@ -156,7 +156,7 @@ async def stream(
     silence_s: float,
 ) -> None:
     """Write an answer whose body arrives in pieces or is large, and return once the client has taken it. After
-    `silence_s` seconds without an event a stream gets a keep-alive; 0: never. Raise `UpstreamStreamError`,
+    `silence_s` seconds without an event a stream gets a keep-alive, or with 0 never. Raise `UpstreamStreamError`,
     `ConnectionError`, or `ValueError` if a header contains a line break."""
     body, method, status = response.body, request.method, response.status
     assert not isinstance(body, Tunnel), "a plain request asks for no upgrade"

@@ -127,10 +127,9 @@ class BatchingEmbedder:
     """`BatchingEmbedder` batches texts for a `TextEncoder` in one worker thread. It implements `Embedder`; use it from
     one event loop.
 
-    - `max_batch`: questions taken from the queue together, so that equal texts of one owner are encoded once.
-    - `batch_limit`: texts in one call of the encoder, whose callers then get their answers, or None for all.
-    - `max_queue`: maximum number of waiting questions.
-    - `timeout_s`: maximum wait of a caller in seconds.
+    It takes up to `max_batch` questions from the queue together, so that equal texts of one owner are encoded once. One
+    call of the encoder has up to `batch_limit` texts, or all of them with None. Their callers then get their answers.
+    At most `max_queue` questions wait, and a caller at most `timeout_s` seconds.
 
     After `TIMEOUTS_TO_FAIL_FAST` timeouts in a row, callers fail at once until the worker answers again.
     """

@@ -80,7 +80,8 @@ class StaticEncoder:
         self._mapping, self._constant = table.mapping[:-1], table.mapping[-1]
 
     def encode(self, text: str) -> Embedding | None:
-        """Return a vector near the text's own: float32 (dimension,), unit length. None: no token has a meaning.
+        """Return a vector near the text's own: float32 (dimension,), unit length. Return None if no token has a
+        meaning.
 
         `partial` says, as of the model's own embedding, that the model does not read the whole text.
         """

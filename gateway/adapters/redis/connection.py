@@ -51,10 +51,9 @@ _PendingReply = tuple["asyncio.Future[Any]", float, int]
 class PipelinedConnection(asyncio.Protocol):
     """`PipelinedConnection` sends commands on one connection.
 
-    - `read_timeout_s`: how long a server that owes a reply may be silent.
-    - `is_demotion`: whether a reply means that this server is no longer the primary. The connection then ends, as it
-      does with replies such as NOAUTH and LOADING.
-    - `on_close`: called once, when the connection can take no more commands.
+    A server that owes a reply may be silent for `read_timeout_s`. `is_demotion` tells whether a reply means that this
+    server is no longer the primary. The connection then ends, as it does with replies such as NOAUTH and LOADING.
+    `on_close` is called once, when the connection can take no more commands.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def fault(check: str, found: str, todo: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Findings in the order of the checks. `left_out`: checks that were skipped for lack of a configuration."""
+    """Findings in the order of the checks. Those `left_out` were skipped for lack of a configuration."""
 
     findings: tuple[Finding, ...]
     left_out: tuple[str, ...] = ()

@@ -54,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
-    """Run every check; change nothing.
+    """Run every check, and change nothing.
 
-    `upstream`: check `nearhit serve --upstream` instead of a file. Takes at most `CHECK_TIMEOUT_S`, besides the time
-    for reads from the local disk.
+    With `upstream` it checks `nearhit serve --upstream` instead of a file. It takes at most `CHECK_TIMEOUT_S`, besides
+    the time for reads from the local disk.
     """
     unusable = {} if upstream is not None else read_config(path, environ).unusable
     # Such a secret is a finding, and does not prevent the other checks.
@@ -156,7 +156,8 @@ def configuration(result: CheckResult) -> Iterator[Finding]:
 def secrets(named: Sequence[tuple[KeyPath, str]], unusable: Mapping[str, str]) -> Iterator[Finding]:
     """Check that the secrets are set.
 
-    `named`: each setting that names a variable, with that name. `unusable`: variables, with what is wrong with each.
+    `named` has each setting that names a variable, with that name. `unusable` has variables, with what is wrong with
+    each.
     """
     for path, name in named:
         if name in unusable:

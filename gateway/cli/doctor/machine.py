@@ -35,7 +35,8 @@ INDEX_BYTES_AN_ENTRY = 1300
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts on a model. `error`: why it is unusable. `actual`: the model in the folder's manifest; None without one."""
+    """Facts on a model. `error` tells why it is unusable. `actual` is the model in the folder's manifest, if it has
+    one."""
 
     key: str  # in the configuration: embedder | embedder.migrate_from | verifier.cross_encoder
     adapter: str
@@ -116,7 +117,8 @@ def _inspect_model(key: str, model: EmbeddingModel) -> ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """Facts on a folder. `error`: why it is not writable. The holder of its lock is such as "process 12 (nearhit)"."""
+    """Facts on a folder. `error` tells why it is not writable. The holder of its lock is such as "process 12
+    (nearhit)"."""
 
     path: Path
     error: str | None
@@ -191,9 +193,9 @@ def _name(pid: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Limits of this machine. `files`: the most that a process may open.
+    """Limits of this machine. A process may open so many `files`.
 
-    `memory`: bytes of the machine or of the control group; None if unknown.
+    `memory` are the bytes of the machine or of the control group, or None if they are unknown.
     """
 
     files: int
@@ -288,8 +290,8 @@ def libraries(
 ) -> Iterator[Finding]:
     """Check Python and the libraries.
 
-    `found`: the installed version of each library, None if it is missing. `locked`: the tested versions; None without
-    a lock file.
+    `found` has the installed version of each library, or None if it is missing. `locked` has the tested versions, or is
+    None without a lock file.
     """
     if python < (3, 11):
         yield fault("libraries", f"Python is {python[0]}.{python[1]}", "use Python 3.11 or newer")

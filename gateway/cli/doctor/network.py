@@ -39,9 +39,9 @@ NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """Facts on a port. `error`: why a gateway cannot listen there; None: the port is free.
+    """Facts on a port. `error` tells why a gateway cannot listen there, or is None if the port is free.
 
-    `answers`: the report of a nearhit that answers there; None if no nearhit answers.
+    `answers` is the report of a nearhit that answers there, or None if no nearhit answers.
     """
 
     key: str
@@ -65,7 +65,8 @@ def port(facts: PortFacts) -> Finding:
 
 
 def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, refused: str | None) -> Iterator[Finding]:
-    """Check a running gateway. `ready`: its /readyz; `stats`: its /admin/stats; `refused`: why it sent no stats."""
+    """Check a running gateway. `ready` is its /readyz, `stats` its /admin/stats. `refused` tells why it sent no
+    stats."""
     if ready is not None and ready.get("draining"):
         yield warning("gateway", "it is stopping, and finishes the requests in flight", "wait until a new one runs")
     if refused is not None:
@@ -145,7 +146,7 @@ def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
 class GatewayFacts:
     """Facts on a running gateway.
 
-    `ready` and `stats` are None if no gateway answers. `refused`: why it sent no stats.
+    `ready` and `stats` are None if no gateway answers. `refused` tells why it sent no stats.
     """
 
     ports: tuple[PortFacts, ...]
@@ -159,7 +160,7 @@ class GatewayFacts:
 
 
 async def inspect_gateway(config: Config, token: str | None) -> GatewayFacts:
-    """Find out what listens on the gateway's ports. `token`: the token of the admin port."""
+    """Find out what listens on the gateway's ports. `token` is that of the admin port."""
     server = config.server
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
         listen, admin = _try_bind(server.listen), _try_bind(server.admin)
@@ -227,9 +228,9 @@ async def _get(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFacts:
-    """Facts on an upstream. `why`: the reason why it is not ready; None: it is ready.
+    """Facts on an upstream. `why` is the reason why it is not ready, or None if it is ready.
 
-    `suggested_url`: the base URL that is probably meant; None: this one seems correct.
+    `suggested_url` is the base URL that is probably meant, or None if this one seems correct.
     """
 
     address: str

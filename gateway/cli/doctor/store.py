@@ -41,10 +41,10 @@ SKEW_FAULT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """Facts on a store's server. `where`: its URL without credentials.
+    """Facts on a store's server. `where` is its URL without credentials.
 
     `information` (INFO) and `settings` (CONFIG GET) are empty if the server denies them.
-    `latency_s`: the median of a few PINGs. `skew_s`: the server's clock minus ours.
+    `latency_s` is the median of a few PINGs, `skew_s` the server's clock minus ours.
     """
 
     where: str

@@ -48,7 +48,7 @@ class KeyedFeature(Protocol):
 
     @property
     def after(self) -> str:
-        """The key that it follows in lists of keys; empty: it comes last."""
+        """The key that it follows in lists of keys. It is empty if it comes last."""
 
     @property
     def summary(self) -> str:
