@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from gateway.__main__ import build_parser
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.policy.schema import PolicyFile
+from gateway.config.validation import Section
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
 from gateway.features.triton.settings import TritonBackendConfig
 from gateway.outcomes import Admission, Bypass, Choice, Refusal, Verdict
@@ -35,8 +36,9 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def leaves(model: type[BaseModel]) -> Iterator[str]:
-    """The last word of every key that a file may have."""
-    for name, field in model.model_fields.items():
+    """The last word of every key that a file may have, those of features included."""
+    further = {each.key: each.field for each in model.further_keys()} if issubclass(model, Section) else {}
+    for name, field in {**model.model_fields, **further}.items():
         inner = list(models_in(field.annotation))
         if inner:
             for each in inner:
