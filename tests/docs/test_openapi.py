@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.features.jobs.asking import submit
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
-DOCUMENT = document()
+openapi = cache(document)
 READ = [
     "/admin/audit",
     "/admin/backends",
@@ -72,10 +73,10 @@ def closed(schema: Any) -> Any:
 
 def faults(answer: Answer, method: str, path: str) -> list[str]:
     """Return the differences of an answer from the schema of its operation."""
-    responses: Mapping[str, Any] = DOCUMENT["paths"][path][method.lower()]["responses"]
+    responses: Mapping[str, Any] = openapi()["paths"][path][method.lower()]["responses"]
     response = responses.get(str(answer.status), responses["default"])
     schema = response["content"]["application/json"]["schema"]
-    validator = Draft202012Validator({**closed(schema), "components": closed(DOCUMENT["components"])})
+    validator = Draft202012Validator({**closed(schema), "components": closed(openapi()["components"])})
     return [f"{path} {error.json_path}: {error.message}" for error in validator.iter_errors(answer.json)]
 
 
@@ -96,21 +97,21 @@ async def test_every_route_is_described_and_every_description_is_a_route(served:
     assert runner is not None
     resources = [route for route in runner.app.router.routes() if route.method != "HEAD"]
     registered = {(each.method, each.resource.canonical) for each in resources if each.resource is not None}
-    assert registered == {(m.upper(), path) for path, methods in DOCUMENT["paths"].items() for m in methods}
+    assert registered == {(m.upper(), path) for path, methods in openapi()["paths"].items() for m in methods}
 
 
 def test_the_roles_are_those_that_the_gateway_requires() -> None:
-    for path, methods in DOCUMENT["paths"].items():
+    for path, methods in openapi()["paths"].items():
         for method, described in methods.items():
             assert described["x-required-role"] == ROLES.get(f"{method.upper()} {path}")
             assert ("security" in described) == (described["x-required-role"] is None)
 
 
 def test_every_schema_is_valid_and_every_reference_has_a_target() -> None:
-    named = DOCUMENT["components"]["schemas"]
+    named = openapi()["components"]["schemas"]
     for schema in named.values():
         Draft202012Validator.check_schema(schema)
-    for part in json.dumps(DOCUMENT).split('"$ref": "')[1:]:
+    for part in json.dumps(openapi()).split('"$ref": "')[1:]:
         target = part.partition('"')[0]
         assert target == "policy.json" or target.removeprefix("#/components/schemas/") in named
     assert (SCHEMA.parent / "policy.json").exists()
@@ -180,7 +181,7 @@ async def test_actions_have_the_form_that_is_described(light: Upstream, large: U
 
 async def test_the_parameters_are_read_as_described(served: Served) -> None:
     """A value outside the described range is refused."""
-    for path, methods in DOCUMENT["paths"].items():
+    for path, methods in openapi()["paths"].items():
         for parameter in methods.get("get", {}).get("parameters", []):
             schema = parameter["schema"]
             if "maximum" in schema or "enum" in schema:

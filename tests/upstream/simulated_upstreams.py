@@ -189,6 +189,8 @@ class World:
     async def _settle(self) -> None:
         """Let the tasks run until all of them wait for the simulated time."""
         for _ in range(16):
+            if len(self._due) == len(self._tasks):
+                return
             await asyncio.sleep(0)
 
     async def _call(self) -> None:

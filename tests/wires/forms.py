@@ -104,7 +104,7 @@ def all_forms(names: Sequence[str] = ()) -> list[Form]:
 def load(file: Path) -> Form:
     """Read one form. Raise `FormError`."""
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        given = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)  # each process of a run reads all forms
         return _form(file.stem, given)
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise FormError(f"{file.name}: {error}") from error

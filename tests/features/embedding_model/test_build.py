@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -212,13 +214,23 @@ def test_a_damaged_model_names_the_command_that_makes_it(models: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_model_without_its_weights_is_refused(sources: Path, tmp_path: Path) -> None:
+def test_a_model_without_its_weights_is_refused(sources: Path) -> None:
     """The library would draw them at random."""
-    source = Path(shutil.copytree(sources / "tiny", tmp_path / "tiny"))
-    dense = next(source.glob("*_Dense/model.safetensors"))
-    dense.unlink()
-    with pytest.raises(FetchFailed, match=r"tiny (lacks some of the weights|cannot be read)"):
-        build(str(source), None, tmp_path / "models", silent, prompt=None, keep_env=BUILD_ENV)
+    assert re.search(r"tiny (lacks some of the weights|cannot be read)", (sources / "lacking.txt").read_text())
+
+
+def test_a_refusal_of_the_converter_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    environment, source = tmp_path / "environment", tmp_path / "tiny"
+    source.mkdir()
+    (source / "modules.json").write_text("[]")
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").write_text("#!/bin/sh\necho tiny lacks some of the weights >&2\nexit 1\n")
+    (environment / "bin" / "python").chmod(0o755)
+    requirements = Path(fetching.__file__).with_name("requirements-build.txt").read_bytes()
+    digest = hashlib.sha256(fetching.TORCH.encode() + requirements).hexdigest()
+    (environment / "nearhit-build.sha256").write_text(digest)
+    with pytest.raises(FetchFailed, match="the model could not be converted: tiny lacks some of the weights"):
+        build(str(source), None, tmp_path / "models", silent, prompt=None, keep_env=environment)
     assert list((tmp_path / "models").iterdir()) == []
 
 
