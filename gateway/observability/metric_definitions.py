@@ -319,11 +319,6 @@ class ProcessMetrics:
             "Stalls of the event loop of 20 ms and more, by cause",
             ("cause",),
         )
-        self.traffic = Counter(
-            "nearhit_traffic_total",
-            "Requests on routes with record, by whether they are in the traffic log",
-            ("outcome",),
-        )
         self.spans = Counter("nearhit_spans_total", "Spans of traces by outcome", ("outcome",))
         for outcome in SPAN_OUTCOMES:  # all from the start, so that the exporter's thread adds no key during a scrape
             self.spans.add(outcome, amount=0)

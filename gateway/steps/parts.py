@@ -354,7 +354,7 @@ def _build_inputs(
         clock=clock,
         draw=draw,
         fleet=fleet_of(stores, clock),
-        recorder=Recording(config, clock, telemetry, stack),
+        recorder=Recording(config, clock, stack),
         label_archive=label_archive_of(stack, config, clock),
         erased=RecentErasures(clock.wall),
     )

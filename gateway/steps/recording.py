@@ -11,7 +11,6 @@ from gateway.config import Config
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
 from gateway.messages import Provenance
-from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
 from gateway.request_fields import TrafficNotes
 from gateway.routing.tier_learning import TierLearning
@@ -48,11 +47,10 @@ class Recording:
     """`Recording` hands requests and labels to the traffic log, if there is one. It has the parts of the gateway that
     the recorder builds on."""
 
-    def __init__(self, config: Config, clock: Clock, telemetry: Telemetry, stack: AsyncExitStack) -> None:
+    def __init__(self, config: Config, clock: Clock, stack: AsyncExitStack) -> None:
         """`stack` closes the recorder, once nothing is recorded any more."""
         self.config = config
         self.clock = clock
-        self.telemetry = telemetry
         self.stack = AsyncExitStack()
         self.log: TrafficLog | None = None
         self.state: RecordedState | None = None  # set later: the spaces report labels to this object

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from playwright.async_api import expect
 
 from tests.fixtures.dashboard import LOOP, Showing, Shown
@@ -98,7 +100,8 @@ async def test_a_policy_is_tried_on_the_traffic_that_was_recorded(showing: Showi
     for _ in range(3):
         await shown.served.chat("How do I reset my password?")
     await page.get_by_label("Policy file").fill(recording.replace("exact: {ttl: 1h}", "exact: off"))
-    traffic = shown.served.gateway.parts.telemetry.traffic.values
+    recorder: Any = shown.served.gateway.parts.recorder.log
+    traffic = recorder.metrics.traffic.values
     await until(lambda: traffic["recorded",] == 3)
     await page.get_by_role("button", name="Try this policy").click()
     sides = page.get_by_role("table", name="In force against tried")

@@ -6,7 +6,7 @@ from gateway.cache.stored_parts import TRAFFIC
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
 from gateway.feature import Core, Feature, Runtime, Unsupported
-from gateway.features.recorder.recorder import Unrecorded, open_recorder
+from gateway.features.recorder.recorder import RecorderMetrics, Unrecorded, open_recorder
 from gateway.features.recorder.rule import SUMMARY, RecordForm, RecordRule
 
 
@@ -18,10 +18,13 @@ class Record(Feature):
     summary = SUMMARY
     form = RecordForm
     meters = True
+    metrics = RecorderMetrics
     stores = (TRAFFIC,)
 
     def open(self, core: Core) -> Runtime:
-        return Unrecorded() if core.recording is None else open_recorder(core.recording)
+        if core.recording is None:
+            return Unrecorded()
+        return open_recorder(core.recording, core.telemetry.include(RecorderMetrics()))
 
     def shows_prompts(self, route: Route) -> bool:
         rule = route.of(RecordRule)

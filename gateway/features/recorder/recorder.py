@@ -18,7 +18,7 @@ from gateway.features.recorder.recorded_request import facts_of, header_names, p
 from gateway.features.recorder.rule import RecordRule
 from gateway.files import unowned_dirs
 from gateway.messages import Provenance
-from gateway.observability.telemetry import Telemetry
+from gateway.observability.metrics import Counter
 from gateway.ports import Clock, Judgement
 from gateway.request_fields import TrafficNotes
 from gateway.scores import TrafficFacts
@@ -31,6 +31,17 @@ from gateway.tasks import run_in
 LOG = logging.getLogger("nearhit.traffic")
 OUTCOMES = ("recorded", "dropped")
 MAX_ERASED = 64  # erasures that rows in flight are checked against
+
+
+class RecorderMetrics:
+    """The metrics of the feature."""
+
+    def __init__(self) -> None:
+        self.traffic = Counter(
+            "nearhit_traffic_total",
+            "Requests on routes with record, by whether they are in the traffic log",
+            ("outcome",),
+        )
 
 
 class Unrecorded(Runtime):
@@ -51,7 +62,7 @@ class Recorder(Runtime):
         bounds: TrafficConfig,
         heading: Callable[[frozenset[str]], SegmentHeading],
         clock: Clock,
-        telemetry: Telemetry,
+        metrics: RecorderMetrics,
         unowned: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         self._unowned = unowned
@@ -59,7 +70,7 @@ class Recorder(Runtime):
         self._bounds = bounds
         self._heading = heading
         self._clock = clock
-        self._telemetry = telemetry
+        self.metrics = metrics
         self._segments = Segments(folder, bounds, clock.wall)
         self._rows: list[Row] = []
         self._flush_due = asyncio.Event()
@@ -97,7 +108,7 @@ class Recorder(Runtime):
             return
         self._tenants = tenant_digests(self._digest)
         for outcome in OUTCOMES:
-            self._telemetry.traffic.add(outcome, amount=0.0)
+            self.metrics.traffic.add(outcome, amount=0.0)
 
     # A request
 
@@ -118,7 +129,7 @@ class Recorder(Runtime):
         if self._digest is None:
             return
         if len(self._rows) >= self._bounds.max_buffered:
-            self._telemetry.traffic.add("dropped")
+            self.metrics.traffic.add("dropped")
             return
         row = recorded_of(
             traffic,
@@ -209,13 +220,13 @@ class Recorder(Runtime):
         try:
             await asyncio.to_thread(self._segments.append, heading, rows)
         except OSError as error:
-            self._telemetry.traffic.add("dropped", amount=requests)
+            self.metrics.traffic.add("dropped", amount=requests)
             if not self._failing:
                 LOG.error("traffic could not be written", extra={"fields": {"error": error.strerror or str(error)}})
             self._failing = True
             return
         self._failing = False
-        self._telemetry.traffic.add("recorded", amount=requests)
+        self.metrics.traffic.add("recorded", amount=requests)
 
     async def close(self) -> None:
         """Write the buffer, then close the file."""
@@ -231,7 +242,7 @@ def _is_of(target: ErasureTarget, row: Row, tenants: Digest | None) -> bool:
     return same and target.names(row.subjects)
 
 
-def open_recorder(recording: Recording) -> Recorder:
+def open_recorder(recording: Recording, metrics: RecorderMetrics) -> Recorder:
     """Build the recorder, put it in its place, and write its batches until the stack of the place closes."""
     config, clock = recording.config, recording.clock
     recorder = Recorder(
@@ -239,7 +250,7 @@ def open_recorder(recording: Recording) -> Recorder:
         config.traffic,
         lambda headers: _heading(recording.state, headers, clock.wall()),
         clock,
-        recording.telemetry,
+        metrics,
         partial(unowned_dirs, config.data_dir, config.server.workers),
     )
     recording.stack.push_async_callback(recorder.close)

@@ -94,10 +94,10 @@ async def test_a_route_that_does_not_record_leaves_nothing(upstream: Upstream, t
 async def test_what_is_beyond_the_buffer_is_dropped_and_counted(upstream: Upstream, tmp_path: Path) -> None:
     bounds = {"max_buffered": 2, "flush": "1h"}
     async with gateway_of(config(tmp_path, upstream, traffic=bounds), records("on")) as served:
-        traffic = served.gateway.parts.telemetry.traffic.values
+        recorder: Any = served.gateway.parts.recorder.log
+        traffic = recorder.metrics.traffic.values
         await served.chat(FIRST)
         await until(lambda: traffic.get(("recorded",)) == 1)  # half of the bound: it is written at once
-        recorder: Any = served.gateway.parts.recorder.log
         async with recorder._write_lock:  # a disk that takes its time
             for _ in range(5):
                 await served.chat(FIRST)
