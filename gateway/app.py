@@ -92,6 +92,8 @@ class Gateway:
                 prices=parts.prices,
                 draw=parts.draw,
                 recording=parts.recorder,
+                store=stores.redis,
+                subjects=parts.subjects,
             )
         )
         self.erasures = None
@@ -109,6 +111,7 @@ class Gateway:
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer)
         self._observer = self.dashboard.observer
+        self._observer.ends = self.features.ends
         self.jobs = self._jobs(environ) if config.jobs.enabled else None
         self.inflight = Inflight(config.server.max_inflight)
         pipeline = self._pipeline()

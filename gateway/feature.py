@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.adapters.redis.store import RedisStore
 from gateway.cache.flight import SharedCall
 from gateway.cache.stored_parts import Part, StoredPart
 from gateway.calls import Call
@@ -26,13 +27,15 @@ from gateway.config.policy.model import Policy, Route
 from gateway.config.validation import Extension, Problem
 from gateway.context import Handler, RequestContext
 from gateway.entries import Entry
+from gateway.messages import Provenance
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.prices import Tariff
 from gateway.steps.guard import Recovery, skip
 from gateway.steps.parse_and_route import Reader, apply_route
 from gateway.steps.recording import Recording
-from gateway.steps.route_ports import RoutePorts
+from gateway.steps.route_ports import OnEnd, RoutePorts
+from gateway.subjects import SubjectDigests
 from gateway.upstream.backend import UpstreamPool
 
 if TYPE_CHECKING:  # only explanations need it
@@ -77,6 +80,8 @@ class Core:
     prices: Mapping[str, Tariff] = field(default_factory=dict)  # of the backends
     draw: Callable[[], float] = random.random  # numbers in [0, 1)
     recording: Recording | None = None  # the recorder's place; None: no request is served
+    store: RedisStore | None = None  # for keys of a feature's own; None: no request is served
+    subjects: SubjectDigests | None = None  # the digests by which an erasure names subjects
 
 
 NO_PORTS = RoutePorts()
@@ -99,6 +104,11 @@ class Runtime:
     def ports(self, route: Route) -> RoutePorts:
         """Return the decisions that the feature makes inside steps of the core."""
         return NO_PORTS
+
+    def end_listener(self, route: Route) -> OnEnd | None:
+        """Return what is told of each request of a route that is over, exact hits of the shortest path included. None:
+        nothing is. It makes up no answer, so it may not raise."""
+        return None
 
     def in_force(self, policy: Policy) -> None:
         """Act on a policy that comes into force, or on a change of the embedding model under the same policy."""
@@ -214,6 +224,8 @@ class Features:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[str, Runtime] = {}
+        self.ends: dict[str, OnEnd] = {}
+        """By route: what is told of its requests that are over, under the policy in force."""
 
     def open_for(self, policy: Policy) -> None:
         """Open the features of a policy. Raise `ConfigInvalid` with a fault for each route whose features cannot be."""
@@ -233,6 +245,11 @@ class Features:
         """Tell all open features of the policy in force, those included that it no longer uses."""
         for runtime in self._open.values():
             runtime.in_force(policy)
+        self.ends.clear()
+        for route in policy.routes:
+            told = [end for _, runtime in self.of(route) if (end := runtime.end_listener(route)) is not None]
+            if told:
+                self.ends[route.name] = told[0] if len(told) == 1 else partial(_tell_all, told)
 
     def of(self, route: Route) -> list[tuple[Feature, Runtime]]:
         """Return the features of a route with their shared parts, in the order of their steps."""
@@ -289,6 +306,11 @@ def _read(readers: Sequence[Reader], request: RequestContext, call: Call) -> Cal
     for read in readers:
         call = read(request, call)
     return call
+
+
+def _tell_all(told: Sequence[OnEnd], request: RequestContext, provenance: Provenance | None) -> None:
+    for each in told:
+        each(request, provenance)
 
 
 def idle_features(clock: Clock, telemetry: Telemetry, stack: AsyncExitStack | None = None) -> Features:

@@ -31,6 +31,7 @@ ROLES: Mapping[str, Role] = {
     "GET /admin/history": OPERATE,
     "GET /admin/decisions": OPERATE,
     "GET /admin/limits": OPERATE,
+    "GET /admin/spend": OPERATE,
     "GET /admin/quality": OPERATE,
     "POST /admin/quality/reset": OPERATE,
     "GET /admin/routing": OPERATE,

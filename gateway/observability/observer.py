@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.request_fields import TrafficNotes
 
 
+NAME = "Observe"  # in `nearhit_step_failures_total`
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer
 
 
@@ -59,6 +60,8 @@ class Observer:
         # Begins or continues the trace of a request; None if no request is traced.
         self.start_trace: Callable[[RequestContext], None] | None = None if tracing is None else tracing.start_trace
         self._series = AllSeries(telemetry)
+        self.ends: Mapping[str, Callable[[RequestContext, Provenance | None], None]] = {}
+        """By route: what is told of its requests that are over."""
 
     def exports(self, request: RequestContext, status: int, seconds: float) -> bool:
         """Return whether the trace of a request that ends after `seconds` is exported."""
@@ -107,6 +110,8 @@ class Observer:
                 self._telemetry.record_savings(series.route, *saved)
             if request.traffic is not None:
                 self._recorder.on_end(request.traffic, request, provenance, status=status, seconds=seconds)
+        if self.ends and (told := self.ends.get(request.route)) is not None:
+            self._tell(told, request, provenance)
         traced, tracing = request.traced, self._tracing
         if traced is not None and tracing is not None:
             if tracing.should_export(traced, status, seconds):
@@ -121,6 +126,17 @@ class Observer:
             logged.add(line)
         if self._decisions.watches:
             self._decisions.publish(orjson.loads(line))
+
+    def _tell(
+        self,
+        told: Callable[[RequestContext, Provenance | None], None],
+        request: RequestContext,
+        provenance: Provenance | None,
+    ) -> None:
+        try:
+            told(request, provenance)
+        except Exception as error:
+            self._telemetry.failures.record(NAME, error)
 
     def _export(
         self,

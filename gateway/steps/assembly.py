@@ -192,7 +192,7 @@ class RouteSteps:
         route, parts = self.route, self.parts
         prices = prices_of(route.target, parts.prices)
         passable = [name for name in route.target.members if parts.pools[untuned(name)].http]
-        return parts.meter().rate_limit(route, prices, passable, inner)
+        return parts.meter().rate_limit(route, prices, passable, inner, self.ports.on_spent)
 
     def resource_affinity(self, inner: Handler) -> Handler:
         parts = self.parts

@@ -197,6 +197,7 @@ class ExactFastPath:
         if not freshness.fresh:
             return None
         request.dialect, request.route, request.client = cached_hit.dialect, cached_hit.route, cached_hit.client
+        request.model = entry.model
         if cached_hit.facts is not None:
             request.traffic = TrafficNotes(cached_hit.facts)
         if self._start_trace is not None:

@@ -17,6 +17,7 @@ from gateway.limits import Per
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.prices import Tariff
+from gateway.steps.route_ports import OnSpent
 
 MODULE = "gateway.features.limits.step"
 
@@ -39,10 +40,16 @@ class Meter(Protocol):
         """Return the step of a route that enforces limits which also count hits."""
 
     def rate_limit(
-        self, route: Route, prices: Mapping[str, Tariff], passable: Collection[str], inner: Handler
+        self,
+        route: Route,
+        prices: Mapping[str, Tariff],
+        passable: Collection[str],
+        inner: Handler,
+        on_spent: OnSpent | None,
     ) -> Handler:
         """Return the step of a route that meters calls and enforces limits on them. `prices` are those of its backends.
-        `passable` are those of its backends that take requests which no dialect reads."""
+        `passable` are those of its backends that take requests which no dialect reads. `on_spent` is told the cost of
+        each call."""
 
     def report(self, top: int) -> Mapping[str, Any]:
         """Return the state of the limits for the admin port: at most `top` limits, the most refusals first."""

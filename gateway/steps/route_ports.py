@@ -9,8 +9,9 @@ from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.placement import Placement
 from gateway.context import RequestContext
 from gateway.entries import Entry
-from gateway.messages import Response
+from gateway.messages import Provenance, Response
 from gateway.ports import ResponseStore
+from gateway.prices import Tokens
 from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversations
 from gateway.routing.trials import Trials
@@ -20,6 +21,13 @@ OnStored = Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None
 
 Mirror = Callable[[RequestContext, Response, AnswerComparer], Response]
 """Sees every response of a backend, and may observe its body on the way to the client."""
+
+OnSpent = Callable[[RequestContext, str, Tokens, float, bool], None]
+"""Is told the cost of each call of a backend. Arguments: the request, the backend, the tokens, the dollars, and whether
+the call has a price."""
+
+OnEnd = Callable[[RequestContext, Provenance | None], None]
+"""Is told of each request that is over, with the origin of its answer, or None if its client left before one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +40,4 @@ class RoutePorts:
     on_stored: OnStored | None = None  # what follows the storage of an answer
     classifier: Callable[[], RouteClassifier] | None = None  # opens what scores requests instead of the gateway
     mirror: Mirror | None = None  # sees the responses of backends
+    on_spent: OnSpent | None = None  # books the costs of calls

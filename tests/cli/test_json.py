@@ -61,6 +61,7 @@ OFFLINE: dict[str, list[str]] = {
 }
 ASKING: dict[str, list[str]] = {
     "cache stats": [],
+    "spend": [],
     "cache purge": ["--all"],
     "cache erase": ["--subject", "user:alice"],
     "cache rekey": [],

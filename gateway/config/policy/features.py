@@ -23,6 +23,7 @@ FEATURES = Extensions(
         "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",
         "limits": "gateway.features.limits.feature:LIMITS",
         "record": "gateway.features.recorder.feature:RECORD",
+        "spend": "gateway.features.spend.feature:BOOKS",
         "session": "gateway.features.sessions.feature:SESSIONS",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
         "cache.admit.tools": "gateway.features.tool_calls.feature:TOOL_CALLS",

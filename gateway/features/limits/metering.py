@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -77,6 +77,13 @@ class Spent:
     written_tokens: int = 0
     reasoning_tokens: int = 0
     dollars: float = 0.0
+    is_priced: bool = field(default=True, compare=False)  # unset if no list and no configuration has its price
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(
+            self.input_tokens, self.output_tokens, self.cached_tokens, self.written_tokens, self.reasoning_tokens
+        )
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -86,6 +93,7 @@ class Spent:
             self.written_tokens + other.written_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.dollars + other.dollars,
+            self.is_priced and other.is_priced,
         )
 
     @property
@@ -240,15 +248,16 @@ class RouteMeter:
         per_second = price.of_unit(Unit.MINUTE)
         if usage.tokens is not None:
             self._length_of(metered).observe(0, None, counts[0], counts[1])
-        return Spent(*counts, dollars=price.of(*counts) if per_second is None else per_second * seconds)
+        dollars = price.of(*counts) if per_second is None else per_second * seconds
+        return Spent(*counts, dollars=dollars, is_priced=price.is_stated)
 
-    def cost_of(self, metered: MeteredCall, usages: Sequence[Usage]) -> CostEstimate:
-        """Return the cost of other calls that were made for an answer."""
-        total = CostEstimate()
-        for usage in usages:
-            dollars = self._price(metered, usage.backend).of(*usage.tokens)
-            total += CostEstimate(usage.input_tokens + usage.output_tokens, round(dollars * MICROS))
-        return total
+    def spent_by_others(self, metered: MeteredCall, usages: Sequence[Usage]) -> Sequence[tuple[str, Spent]]:
+        """Return the cost of other calls that were made for an answer, with their backends."""
+        prices = [(usage, self._price(metered, usage.backend)) for usage in usages]
+        return [
+            (usage.backend, Spent(*usage.tokens, dollars=price.of(*usage.tokens), is_priced=price.is_stated))
+            for usage, price in prices
+        ]
 
     def opened(self, metered: MeteredCall, backend: str | None) -> Spent:
         """Return the cost of a WebSocket that is opened, besides what it does."""
@@ -258,8 +267,8 @@ class RouteMeter:
         """Return the cost of a call whose client left before an answer came: the backend may have read its input."""
         if metered.call is None:
             return Spent()
-        tokens = metered.input_tokens
-        return Spent(tokens, dollars=self._price(metered, None).of(tokens, 0))
+        tokens, price = metered.input_tokens, self._price(metered, None)
+        return Spent(tokens, dollars=price.of(tokens, 0), is_priced=price.is_stated)
 
     def _price(self, metered: MeteredCall, backend: str | None) -> Price:
         """Return the price of a call at a backend; None: at the largest one."""
@@ -309,7 +318,7 @@ class RouteMeter:
             dollars += per_unit * (metered.quantity if amount is None else amount)
         elif priced:
             dollars += price.of(*counts)
-        return Spent(*counts, dollars=dollars)
+        return Spent(*counts, dollars=dollars, is_priced=price.is_stated)
 
 
 def _is_covered(metered: MeteredCall, price: Price) -> bool:

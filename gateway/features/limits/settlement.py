@@ -20,13 +20,16 @@ from gateway.messages import ByteStream, Event, EventStream, FullBody, Response,
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission
 from gateway.ports import Clock
+from gateway.prices import Tokens
 from gateway.request_fields import InspectedAnswer
+from gateway.steps.route_ports import OnSpent
 from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.upstream.content_decoding import CODINGS, ContentDecoder, coding_of
 
 NAME = "RateLimit"  # in `nearhit_step_failures_total`
 MAX_READ = 2**20  # bytes of a stream that are kept to read its usage; of a longer one the events are counted
 NO_GRANT = Grant(TakeResult(True, (), 0), local=True)
+NOTHING_SPENT = Spent()
 UNSTORED = Inspection(Admission.NO_STORE, 0, 0)  # of an answer that passes through
 
 
@@ -44,7 +47,14 @@ class Settlement:
     """`Settlement` settles the calls of one route. `largest` is the backend that counts if no backend has answered."""
 
     def __init__(
-        self, route: str, largest: str, meter: RouteMeter, quotas: RateLimiter, telemetry: Telemetry, clock: Clock
+        self,
+        route: str,
+        largest: str,
+        meter: RouteMeter,
+        quotas: RateLimiter,
+        telemetry: Telemetry,
+        clock: Clock,
+        on_spent: OnSpent | None = None,
     ) -> None:
         self._route = route
         self._largest = largest
@@ -52,16 +62,20 @@ class Settlement:
         self._quotas = quotas
         self._telemetry = telemetry
         self._clock = clock
+        self._on_spent = on_spent
 
-    def open(self, requested_limits: Sequence[LimitRequest] = (), grant: Grant = NO_GRANT) -> Account:
+    def open(
+        self, request: RequestContext, requested_limits: Sequence[LimitRequest] = (), grant: Grant = NO_GRANT
+    ) -> Account:
         """Return the account of what was reserved. Without limits it only counts in the metrics."""
-        return Account(self._route, self._largest, self._quotas, self._telemetry, requested_limits, grant)
+        on_spent = None if self._on_spent is None else partial(self._on_spent, request)
+        return Account(self._route, self._largest, self._quotas, self._telemetry, requested_limits, grant, on_spent)
 
     async def settle(self, call: ReservedCall, response: Response) -> Response:
         """Return the response, whose end settles the account."""
         body, account, request = response.body, call.account, call.request
         account.backend = response.provenance.backend or account.backend
-        account.other_cost = self._meter.cost_of(call.metered, response.provenance.other_usage)
+        account.others = self._meter.spent_by_others(call.metered, response.provenance.other_usage)
         if isinstance(body, Tunnel) and response.status == 101:
             return self._settle_socket(call, response, body)
         if response.status != 200 if request.call is not None else not 200 <= response.status < 300:
@@ -196,8 +210,8 @@ def _nothing(_: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Account:
-    """The amounts that one call has reserved. `close` settles them, once. `backend` counts in the metrics. `other_cost`
-    is the cost of other calls for the answer."""
+    """The amounts that one call has reserved. `close` settles them, once. `backend` counts in the metrics. `others` are
+    other calls for the answer, by their backend. `on_spent` is told what each call has used."""
 
     route: str
     backend: str
@@ -205,7 +219,8 @@ class Account:
     telemetry: Telemetry
     requested_limits: Sequence[LimitRequest]
     grant: Grant
-    other_cost: CostEstimate = field(default_factory=CostEstimate)
+    on_spent: Callable[[str, Tokens, float, bool], None] | None = None
+    others: Sequence[tuple[str, Spent]] = ()
     is_open: bool = field(default=True, init=False)
     _is_near: bool = field(default=False, init=False)  # a limit has room for few more such calls
 
@@ -224,7 +239,7 @@ class Account:
                 self,
                 requested_limits=[self.requested_limits[number] for number in part],
                 grant=replace(self.grant, taken=replace(self.grant.taken, observed=tuple(observed[n] for n in part))),
-                other_cost=CostEstimate(),
+                others=(),
             )
             for part in numbers
         )
@@ -239,11 +254,20 @@ class Account:
         if not self.is_open:
             return
         self.is_open = False
-        taken, actual = self.grant.taken, spent.cost + self.other_cost
+        taken, actual = self.grant.taken, sum((other.cost for _, other in self.others), spent.cost)
         self.quotas.settle(self.grant, self.demands, returns_of(self.requested_limits, taken, actual))
         self._is_near = self.quotas.gateways > 1 and is_near(self.requested_limits, taken, actual)
         if counts:
             self._count(spent, actual)
+            self._tell(spent)
+
+    def _tell(self, spent: Spent) -> None:
+        """Report what each call has used."""
+        if self.on_spent is None:
+            return
+        for backend, each in ((self.backend, spent), *self.others):
+            if each != NOTHING_SPENT:
+                self.on_spent(backend, each.tokens, each.dollars, each.is_priced)
 
     def _count(self, spent: Spent, actual: CostEstimate) -> None:
         telemetry, route, backend = self.telemetry, self.route, self.backend

@@ -33,6 +33,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.prices import UNPRICED, Tariff
 from gateway.steps.metering import MeterCore, limit_subjects
+from gateway.steps.route_ports import OnSpent
 from gateway.tasks import run_in
 
 
@@ -85,6 +86,7 @@ class RateLimit:
         telemetry: Telemetry,
         clock: Clock,
         passable: Collection[str],
+        on_spent: OnSpent | None = None,
     ) -> None:
         self._inner = inner
         self._route = route
@@ -99,7 +101,9 @@ class RateLimit:
             LOG.warning(message, extra={"fields": {"route": route.name}})
         self._counts = route.metered or any(tariff.charges for tariff in members.values())
         self._telemetry = telemetry
-        self._settlement = Settlement(route.name, self._largest.backend, self._meter, quotas, telemetry, clock)
+        self._settlement = Settlement(
+            route.name, self._largest.backend, self._meter, quotas, telemetry, clock, on_spent
+        )
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.directives.only_if_cached:
@@ -122,7 +126,8 @@ class RateLimit:
         response = await resolve_response(self._inner(request))
         if metered.operation.is_free:
             return response
-        return await self._settlement.settle(ReservedCall(request, metered, self._settlement.open(), list), response)
+        account = self._settlement.open(request)
+        return await self._settlement.settle(ReservedCall(request, metered, account, list), response)
 
     async def _forward_limited(
         self, request: RequestContext, route_limits: list[Limits], own: Sequence[Limits], key: Mapping[Per, str]
@@ -146,7 +151,7 @@ class RateLimit:
         light_limit = light_only(demands, grant.taken)
         if light_limit is not None:
             self._telemetry.limited.add(self._route.name, light_limit)
-        account = self._settlement.open(demands, grant)
+        account = self._settlement.open(request, demands, grant)
         try:
             request.constraints = request.constraints._replace(light_only=light_limit is not None)
             if request.call is not None or not metered.operation.is_free:
@@ -197,9 +202,14 @@ class CallMeter:
         return CountRequests(inner, route, self.quotas, self.telemetry).__call__
 
     def rate_limit(
-        self, route: Route, prices: Mapping[str, Tariff], passable: Collection[str], inner: Handler
+        self,
+        route: Route,
+        prices: Mapping[str, Tariff],
+        passable: Collection[str],
+        inner: Handler,
+        on_spent: OnSpent | None = None,
     ) -> Handler:
-        return RateLimit(inner, route, self.quotas, prices, self.telemetry, self.clock, passable).__call__
+        return RateLimit(inner, route, self.quotas, prices, self.telemetry, self.clock, passable, on_spent).__call__
 
     def report(self, top: int) -> Mapping[str, Any]:
         usage = [asdict(one) for one in self.quotas.usage(top)]

@@ -1,0 +1,1 @@
+"""Spend of routes with `spend`: who spent how much on which model, and the savings of hits, by hours in the store."""

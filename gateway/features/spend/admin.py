@@ -1,0 +1,187 @@
+"""`GET /admin/spend`: who spent how much, and what hits saved."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from gateway.admin.on_demand import AdminCore
+from gateway.admin.operations import NotRequired, TypedDict, operation
+from gateway.admin.responses import json_errors, json_response
+from gateway.errors import BadRequest
+from gateway.features.spend.rows import DIMENSIONS, HOUR_S, Counts, Payer, dollars, grouped, report
+from gateway.features.spend.store import KEPT_S, SpendStore
+
+CSV = "text/csv"
+
+# The columns of the FOCUS specification 1.2 that fit, by our names. https://focus.finops.org
+FOCUS = {
+    "tenant": "SubAccountId",
+    "backend": "ServiceName",
+    "model": "SkuId",
+    "key": "x_ApiKey",
+    "user": "x_User",
+    "route": "x_Route",
+}
+
+
+_From = TypedDict(
+    "_From",
+    {
+        "from": Annotated[
+            str,
+            Field(
+                description="The day or hour (UTC) with which the report begins. Default: with the month.",
+                examples=["2026-11-01"],
+            ),
+        ]
+    },
+    total=False,
+)
+
+
+class SpendQuery(_From, total=False):
+    by: Annotated[str, Field(examples=["tenant,model"])]
+    """The dimensions of a row, separated by commas: tenant, key, user, route, backend, model. Default: tenant,model."""
+    tenant: str
+    """Only this tenant."""
+    to: Annotated[str, Field(examples=["2026-12-01"])]
+    """The day or hour (UTC) before which the report ends. Default: now."""
+    format: Literal["json", "csv"]
+    """`csv`: comma-separated values with the names of FOCUS."""
+
+
+class SpendTotal(TypedDict):
+    requests: int
+    hits: int
+    tokens: int
+    cost: float | None
+    """US dollars. Null: no call of it has a price."""
+    saved: float
+    """US dollars that hits saved."""
+    not_priced: NotRequired[int]
+    """The calls without a price, if there are any."""
+
+
+class SpendRow(SpendTotal):
+    tenant: NotRequired[str]
+    key: NotRequired[str]
+    user: NotRequired[str]
+    route: NotRequired[str]
+    backend: NotRequired[str]
+    model: NotRequired[str]
+
+
+class SpendReport(TypedDict):
+    rows: list[SpendRow]
+    total: SpendTotal
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A report as it is asked for. Hours count from the epoch."""
+
+    by: Sequence[str]
+    first: int
+    end: int
+    tenant: str | None
+
+
+class SpendAdmin:
+    """`SpendAdmin` serves `GET /admin/spend`."""
+
+    def __init__(self, core: AdminCore) -> None:
+        self._store = SpendStore(core.stores.redis)
+        self._clock = core.clock
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/admin/spend", json_errors(self._get))]
+
+    @operation(SpendReport, query=SpendQuery)
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Report the spend of all gateways on the store, up to the last second: the rows with the highest cost first.
+        Routes without `spend` are not in it."""
+        asked = self._asked(request)
+        rows: list[tuple[Payer, Counts]] = []
+        async for _, found in self._store.read(asked.first, asked.end):
+            kept = [row for row in found if asked.tenant in (None, row[0].tenant)]
+            rows = [*grouped_rows([*rows, *kept], asked.by)]
+        if request.query.get("format") == "csv":
+            return web.Response(text=as_csv(rows, asked), content_type=CSV)
+        return json_response(report(rows, asked.by))
+
+    def _asked(self, request: web.Request) -> Asked:
+        """Raise `BadRequest`."""
+        query, now = request.query, int(self._clock.wall())
+        by = list(dict.fromkeys(filter(None, query.get("by", "tenant,model").split(","))))
+        unknown = [name for name in by if name not in DIMENSIONS]
+        if unknown or not by:
+            raise BadRequest(f"by: expected some of {', '.join(DIMENSIONS)}, got {','.join(by)[:100]!r}")
+        if query.get("format", "json") not in ("json", "csv"):
+            raise BadRequest("format: expected json or csv")
+        month = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0)
+        end = _hour("to", query["to"]) if "to" in query else now // HOUR_S + 1
+        first = _hour("from", query["from"]) if "from" in query else int(month.timestamp()) // HOUR_S
+        oldest = (now - KEPT_S) // HOUR_S
+        return Asked(by, max(first, oldest), min(end, now // HOUR_S + 1), query.get("tenant"))
+
+
+def grouped_rows(rows: Sequence[tuple[Payer, Counts]], by: Sequence[str]) -> Sequence[tuple[Payer, Counts]]:
+    """Return the rows with their other dimensions empty, each payer once: a report of a year fits in memory."""
+    return [(Payer(**dict(zip(by, names, strict=True))), counts) for names, counts in grouped(rows, by).items()]
+
+
+def _hour(name: str, text: str) -> int:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"{name}: expected a day or a time such as 2026-11-01 or 2026-11-01T06:00") from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) // HOUR_S
+
+
+def as_csv(rows: Sequence[tuple[Payer, Counts]], asked: Asked) -> str:
+    """Return the rows with the columns of FOCUS. Columns of our own begin with `x_`. An empty cost: not priced."""
+    period = {"ChargePeriodStart": _iso(asked.first), "ChargePeriodEnd": _iso(asked.end)}
+    out = io.StringIO()
+    writer: Any = None
+    for payer, counts in rows:
+        unpriced = counts.calls and counts.unpriced == counts.calls
+        line = {
+            **period,
+            "ChargeCategory": "Usage",
+            "BillingCurrency": "USD",
+            **{FOCUS[name]: _cell(getattr(payer, name)) for name in asked.by},
+            "ConsumedQuantity": counts.input + counts.output,
+            "ConsumedUnit": "Tokens",
+            "BilledCost": "" if unpriced else f"{dollars(counts.cost):.9f}",
+            "x_Requests": counts.requests,
+            "x_Hits": counts.hits,
+            "x_InputTokens": counts.input,
+            "x_CachedInputTokens": counts.cached,
+            "x_OutputTokens": counts.output,
+            "x_ReasoningTokens": counts.reasoning,
+            "x_SavedTokens": counts.saved_tokens,
+            "x_SavedCost": f"{dollars(counts.saved):.9f}",
+            "x_CallsNotPriced": counts.unpriced,
+        }
+        if writer is None:
+            writer = csv.DictWriter(out, list(line), lineterminator="\r\n")  # RFC 4180
+            writer.writeheader()
+        writer.writerow(line)
+    return out.getvalue()
+
+
+def _cell(name: str) -> str:
+    """Return a name of a client, so that no spreadsheet takes it for a formula."""
+    return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
+
+
+def _iso(hour: int) -> str:
+    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

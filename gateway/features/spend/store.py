@@ -1,0 +1,104 @@
+"""The books in the store: a hash for each hour, with a row for each payer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from gateway.adapters.redis.connection import Word
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.store_client import Script
+from gateway.features.spend.rows import HOUR_S, OTHERS, Counts, Payer
+
+KEPT_S = 400 * 86_400  # 13 months
+MAX_ROWS = 200  # of an hour, some 150 bytes each; later payers of the hour are one row
+SEEN_S = 86_400  # how long the number of a gateway's last batch stays
+TIMEOUT_S = 5.0
+BATCH = 200  # hours that are read at once
+
+# KEYS: the hour, the number of the gateway's last batch. ARGV: the number of this batch, the maximum of rows, the row
+# of others, when the hour expires, then rows with their counts. A batch that was written before changes nothing: a
+# gateway may send it again after a lost reply.
+ADD = Script(f"""
+if tonumber(redis.call('GET', KEYS[2]) or '0') >= tonumber(ARGV[1]) then return 0 end
+local rows = redis.call('HLEN', KEYS[1])
+for i = 5, #ARGV, 2 do
+  local row = ARGV[i]
+  local old = redis.call('HGET', KEYS[1], row)
+  if not old and rows >= tonumber(ARGV[2]) then
+    row = ARGV[3]
+    old = redis.call('HGET', KEYS[1], row)
+  end
+  local sums = {{}}
+  local add = string.gmatch(ARGV[i + 1], '%S+')
+  for number in string.gmatch(old or ARGV[i + 1], '%S+') do
+    table.insert(sums, string.format('%.0f', tonumber(number) + (old and tonumber(add() or '0') or 0)))
+  end
+  if not old then rows = rows + 1 end
+  redis.call('HSET', KEYS[1], row, table.concat(sums, ' '))
+end
+redis.call('EXPIREAT', KEYS[1], ARGV[4])
+redis.call('SET', KEYS[2], ARGV[1], 'EX', {SEEN_S})
+return 1
+""")
+
+# KEYS: the hour. ARGV: a row, the row that gets its counts.
+MOVE = Script("""
+local from = redis.call('HGET', KEYS[1], ARGV[1])
+if not from then return 0 end
+local sums, to = {}, redis.call('HGET', KEYS[1], ARGV[2])
+local add = string.gmatch(to or '', '%S+')
+for number in string.gmatch(from, '%S+') do
+  table.insert(sums, string.format('%.0f', tonumber(number) + tonumber(add() or '0')))
+end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[1], ARGV[2], table.concat(sums, ' '))
+return 1
+""")
+
+
+class SpendStore:
+    """`SpendStore` reads and writes the books. Every failure is `StoreUnavailable`."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    async def add(self, gateway: str, number: int, hour: int, rows: Mapping[Payer, Counts]) -> None:
+        """Add a batch of a gateway. A batch with the number of an earlier one changes nothing."""
+        arguments: list[Word] = [number, MAX_ROWS, OTHERS.packed(), hour * HOUR_S + KEPT_S]
+        for payer, counts in rows.items():
+            arguments += [payer.packed(), counts.packed()]
+        keys = [self._key(hour), self._store.names.key(f"spend:seen:{gateway}")]
+        await self._store.run(ADD, keys, arguments, TIMEOUT_S)
+
+    async def move(self, hour: int, old: Payer, new: Payer) -> None:
+        """Give the counts of one row to another one."""
+        await self._store.run(MOVE, [self._key(hour)], [old.packed(), new.packed()], TIMEOUT_S)
+
+    async def read(self, first: int, end: int) -> AsyncIterator[tuple[int, list[tuple[Payer, Counts]]]]:
+        """Yield the hours from `first` to before `end` that have rows."""
+        for at in range(first, end, BATCH):
+            hours = range(at, min(at + BATCH, end))
+            replies = await self._read(hours)
+            with self._store.reading():
+                found = [(hour, _rows_of(values)) for hour, values in zip(hours, replies, strict=True)]
+            for hour, rows in found:
+                if rows:
+                    yield hour, rows
+
+    async def _read(self, hours: Sequence[int]) -> list[dict[bytes, bytes]]:
+        async def read(client: Any) -> list[dict[bytes, bytes]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for hour in hours:
+                    pipe.hgetall(self._key(hour))
+                return list(await pipe.execute())
+
+        return await self._store.execute(read, TIMEOUT_S)
+
+    def _key(self, hour: int) -> str:
+        return self._store.names.key(f"spend:{hour}")
+
+
+def _rows_of(values: Mapping[bytes, bytes]) -> list[tuple[Payer, Counts]]:
+    rows = ((Payer.of(packed), counts) for packed, counts in values.items())
+    return [(payer, Counts.of(counts)) for payer, counts in rows if payer is not None]
