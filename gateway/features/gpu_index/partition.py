@@ -93,13 +93,13 @@ class GpuReplica:
         if self.failed or k > MAX_RESULTS:
             return None
         try:
-            found = self._search_device(vector, k)
+            neighbours = self._search_device(vector, k)
         except RuntimeError as error:
             self._fail(error)
             return None
-        if found is None or len(self._unflushed) == 0:
-            return found
-        return _merge_results(found, self._unflushed.search(vector, k), k)
+        if neighbours is None or len(self._unflushed) == 0:
+            return neighbours
+        return _merge_results(neighbours, self._unflushed.search(vector, k), k)
 
     def _search_device(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
         """Return the nearest entries on the device without removed ones. Few searches meet any removed entry."""
@@ -151,9 +151,9 @@ class CudaDevice:
                 "expected faiss-gpu over it: pip install 'nearhit[faiss-gpu]' and then pip install --force-reinstall "
                 "--no-deps faiss-gpu, or device: cpu"
             )
-        found = int(_GPU.get_num_gpus())
-        if found <= self._number:
-            there = "no GPU" if found == 0 else f"{found} GPU{'s' if found > 1 else ''}, the last one cuda:{found - 1}"
+        count = int(_GPU.get_num_gpus())
+        if count <= self._number:
+            there = "no GPU" if count == 0 else f"{count} GPU{'s' if count > 1 else ''}, the last one cuda:{count - 1}"
             raise StartupError(
                 f"index.device {name}: faiss {faiss.__version__} finds {there}, expected that GPU and its driver "
                 "(nvidia-smi lists it), or device: cpu"

@@ -271,7 +271,7 @@ class RouteMeter:
         return Spent(tokens, dollars=price.of(tokens, 0), is_priced=price.is_stated)
 
     def _price(self, metered: MeteredCall, backend: str | None) -> Price:
-        """Return the price of a call at a backend; None: at the largest one."""
+        """Return the price of a call at a backend, or at the largest one for None."""
         return self._prices.get(backend or self._largest, UNPRICED).price(metered.model)
 
     def _candidates(self, metered: MeteredCall) -> Mapping[str, Tariff]:

@@ -19,9 +19,9 @@ def identifiers_of(arguments: Any) -> Iterator[str]:
     """
     for text in _texts(arguments):
         for word in _WORD.findall(text.casefold()):
-            found = word.rstrip("./:-")
-            if _is_identifier(found):
-                yield found
+            name = word.rstrip("./:-")
+            if _is_identifier(name):
+                yield name
 
 
 def _is_identifier(word: str) -> bool:
@@ -33,8 +33,8 @@ def _is_identifier(word: str) -> bool:
 
 def all_occur(identifiers: Iterable[str], value: Any) -> bool:
     """Return whether each of the identifiers stands in a text of a JSON value, and not as a part of a longer word."""
-    said = " ".join(_texts(value)).casefold()
-    return all(_occurs(each, said) for each in identifiers)
+    text = " ".join(_texts(value)).casefold()
+    return all(_occurs(each, text) for each in identifiers)
 
 
 def _occurs(word: str, text: str) -> bool:

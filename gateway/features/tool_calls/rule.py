@@ -32,7 +32,7 @@ class NamedTools(ToolCallRule):
     def refuse(self, call: Call, tool_calls: Sequence[ToolCall]) -> Admission | None:
         if not all(any(fnmatchcase(made.name, glob) for glob in self.globs) for made in tool_calls):
             return Admission.TOOLS
-        identifiers = {found for made in tool_calls for found in identifiers_of(made.arguments)}
+        identifiers = {identifier for made in tool_calls for identifier in identifiers_of(made.arguments)}
         if not identifiers or all_occur(identifiers, [call.body.get(key) for key in TURNS]):
             return None
         return Admission.FOREIGN_ID
