@@ -104,11 +104,11 @@ class UpstreamCalls:
     """The calls to backends that a request has made. `UpstreamPool` records them. The request of a tier with parameters
     shares them.
 
-    It has no `__init__`: each call to a backend creates one, and this takes half the time.
+    Each request that calls a backend has one. It has no `__init__`, since its creation then takes half the time.
     """
 
     since: float = 0.0
-    """When the first call began."""
+    """When the first call began; 0 before it."""
     due: float = math.inf
     """When the calls together must be over: see `timeouts.total`."""
     address: str | None = None
