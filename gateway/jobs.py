@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Protocol
 
 from gateway.adapters.redis.key_files import KeyFile
+from gateway.adapters.redis.replies import number
 from gateway.cache.erasure import ErasureTarget, ErasureTraces
 from gateway.cache.stored_parts import FILES, JOBS, Part, StoredPart
 from gateway.cache.stores import Stores
@@ -108,7 +109,7 @@ class Jobs:
         names = [self._core.stores.redis.names.key(key) for key in KEYS]
         while self._open is None:
             with suppress(StoreUnavailable):
-                if await self._core.stores.redis.execute(lambda client: client.exists(*names), TIMEOUT_S):
+                if await self._core.stores.redis.execute(lambda client: client.exists(*names), TIMEOUT_S, read=number):
                     await self.open()
                     return
                 self._show_none()

@@ -15,6 +15,7 @@ from gateway.circuit_breaker import BreakerState
 from gateway.tasks import cancel_and_wait
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import outside_server
+from tests.fixtures.strange_replies import STRANGE
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -92,30 +93,6 @@ def flipped(seed: int) -> Callable[[bytes], bytes]:
         return data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
 
     return change
-
-
-STRANGE = {
-    "a number": b":7\r\n",
-    "nothing": b"$-1\r\n",
-    "no list": b"*-1\r\n",
-    "an empty list": b"*0\r\n",
-    "a short list": b"*1\r\n:1\r\n",
-    "a long list": b"*5\r\n:1\r\n:0\r\n:1\r\n:0\r\n:1\r\n",
-    "a nested list": b"*2\r\n*1\r\n:1\r\n*0\r\n",
-    "a list of texts": b"*2\r\n$1\r\nx\r\n$1\r\ny\r\n",
-    "a list of nothing": b"*2\r\n$-1\r\n$-1\r\n",
-    "a text": b"$5\r\nhello\r\n",
-    "a status": b"+OK\r\n",
-    "an error": b"-ERR strange\r\n",
-    "an error without a text": b"-\r\n",
-    "an error that is no text": b"-\xff\xfe\r\n",
-    "a map": b"%1\r\n$1\r\na\r\n:1\r\n",
-    "a double": b",inf\r\n",
-    "a truth": b"#t\r\n",
-    "a large number": b"(3492890328409238509324850943850943825024385\r\n",
-    "two replies": b":1\r\n:2\r\n",
-    "no reply": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-}
 
 
 async def ask(served: Served, number: int) -> None:

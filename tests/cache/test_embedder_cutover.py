@@ -18,6 +18,7 @@ from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedde
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
+from gateway.adapters.redis.replies import data, list_of, nothing, optional
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import embedding_migration, model_factory
 from gateway.cache.embedding_spaces import PendingEmbeddings
@@ -120,7 +121,7 @@ async def fields_of(served: Served, field: str) -> list[bytes | None]:
     async def read(client: Any) -> list[bytes | None]:
         return [await client.hget(ONE_SERVER.entry(name), field) for name in names]
 
-    return await served.gateway.stores.redis.execute(read, 10.0)
+    return await served.gateway.stores.redis.execute(read, 10.0, read=list_of(optional(data)))
 
 
 def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
@@ -358,7 +359,9 @@ async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeyp
         await recovered(served)
         await held.third()
         gone = held.reached[0]
-        await served.gateway.stores.redis.execute(lambda client: client.delete(ONE_SERVER.entry(gone)), 10.0)
+        await served.gateway.stores.redis.execute(
+            lambda client: client.delete(ONE_SERVER.entry(gone)), 10.0, read=nothing
+        )
         await served.gateway.parts.evictions.compare()
         for space in served.gateway.parts.spaces.all:
             assert gone not in await space.index.fingerprints()

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
 
@@ -72,12 +73,17 @@ class AppendOnlyFile:
 
     async def _begin(self) -> None:
         try:
-            await self.store.execute(lambda client: client.execute_command("BGREWRITEAOF"), TIMEOUT_S)
+            await self.store.execute(
+                lambda client: client.execute_command("BGREWRITEAOF"), TIMEOUT_S, read=replies.nothing
+            )
         except StoreUnavailable as error:
             if "already in progress" not in str(error):  # another gateway has begun one since
                 raise
 
     async def _state(self) -> _RewriteState:
-        info: dict[str, Any] = await self.store.execute(lambda client: client.info("persistence"), TIMEOUT_S)
-        running = info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]
-        return _RewriteState(bool(running), int(info["aof_rewrites"]), info["aof_last_bgrewrite_status"] == "ok")
+        return await self.store.execute(lambda client: client.info("persistence"), TIMEOUT_S, read=_state_of)
+
+
+def _state_of(info: Any) -> _RewriteState:
+    running = info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]
+    return _RewriteState(bool(running), int(info["aof_rewrites"]), info["aof_last_bgrewrite_status"] == "ok")

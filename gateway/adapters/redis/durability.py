@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.adapters.redis.cluster import client_for_key, key_space_of
+from gateway.adapters.redis.replies import UNREADABLE
 from gateway.errors import StoreUnavailable
 
 # An append-only file that is synced every second has a write on disk within this time.
@@ -70,12 +71,12 @@ class WriteThrough:
         try:
             async with client_for_key(self._client, self._jobs) as owner:
                 reply = await owner.execute_command("CONFIG", "GET", "append*")
-        except (RedisError, OSError) as error:
+            pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+            settings = {_bytes(name): _bytes(value) for name, value in pairs}
+        except (RedisError, OSError, *UNREADABLE) as error:
             raise StoreUnavailable(
                 f"the store does not report whether it syncs each write: {type(error).__name__}"
             ) from None
-        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        settings = {_bytes(name): _bytes(value) for name, value in pairs}
         if any(settings.get(name) != value for name, value in REQUIRED_SETTINGS.items()):
             raise StoreUnavailable(
                 "jobs.fsync is on, but the store's server does not sync each write: expected appendonly yes and "

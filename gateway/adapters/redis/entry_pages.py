@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.store import RedisStore
 
 PAGE = 1_000  # entries read at once: one round trip for the names, and one for the records
@@ -37,26 +38,34 @@ async def read_entries(store: RedisStore, fields: Sequence[str], timeout_s: floa
     async for members in store.listed(PAGE, timeout_s):
         remaining = store.names.group_by_list(name for name, _ in members)
         while remaining:
-            for rows in await store.execute(partial(_read, store, remaining, fields), timeout_s):
+            pages = await store.execute(
+                partial(_read, store, remaining, fields), timeout_s, read=partial(_pages, remaining, len(fields))
+            )
+            for rows in pages:
                 yield rows
 
 
-async def _read(
-    store: RedisStore, remaining: dict[str, list[str]], fields: Sequence[str], client: Any
-) -> list[list[Row]]:
-    """Read entries of each list in one round trip, and remove their names from `remaining`."""
+async def _read(store: RedisStore, remaining: dict[str, list[str]], fields: Sequence[str], client: Any) -> Any:
+    """Read entries of each list in one round trip."""
     budget = PAGE_BYTES // len(remaining)
     async with client.pipeline(transaction=False) as pipe:
         for names in remaining.values():
             pipe.eval(READ, len(names), *map(store.names.entry, names), budget, *fields)
-        replies = await pipe.execute()
-    read = []
-    for (listed, names), (count, rows) in zip([*remaining.items()], replies, strict=True):
-        read.append([(names[int(at) - 1], row) for at, row in rows])
-        if int(count) < 1:
+        return await pipe.execute()
+
+
+def _pages(remaining: dict[str, list[str]], width: int, reply: Any) -> list[list[Row]]:
+    """Return the entries in the reply to `_read`, and remove their names from `remaining`."""
+    read_row = replies.list_of(replies.optional(replies.data), width)
+    pages = list[list[Row]]()
+    for (listed, names), (number, rows) in zip([*remaining.items()], reply, strict=True):
+        count = replies.count(number)
+        if not 1 <= count <= len(names):
             raise ValueError("no progress")
-        if int(count) == len(names):
+        by_place = dict(enumerate(names[:count], 1))
+        pages.append([(by_place[at], read_row(row)) for at, row in rows])
+        if count == len(names):
             del remaining[listed]
         else:
-            remaining[listed] = names[int(count) :]
-    return read
+            remaining[listed] = names[count:]
+    return pages

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
 from gateway.ports import Clock, EntrySize
 
@@ -35,7 +36,7 @@ LEAST_WORTH = 1e-6  # dollars; for an entry whose worth is missing or no number
 
 def _worth(text: bytes) -> float:
     try:
-        worth = float(text)
+        worth = float(replies.data(text))
     except ValueError:
         return LEAST_WORTH
     return worth if 0.0 < worth < math.inf else LEAST_WORTH
@@ -52,16 +53,20 @@ class RedisEntrySizes:
 
     async def _sizes_of(self, members: Mapping[str, float]) -> Sequence[EntrySize]:
         groups = self.store.names.group_by_list(members)
-        weighed = await self.store.execute(partial(self._weigh, groups), TIMEOUT_S)
-        now, weights = self.clock.wall(), list[EntrySize]()
-        for names, reply in zip(groups.values(), weighed, strict=True):
-            for name, size, worth in zip(names, reply[::2], reply[1::2], strict=True):
-                weights.append(EntrySize(name, int(size), _worth(worth), members[name] <= now))
-        return weights
+        now = self.clock.wall()
 
-    async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> list[list[Any]]:
+        def read(weighed: Any) -> list[EntrySize]:
+            weights = []
+            for names, reply in zip(groups.values(), weighed, strict=True):
+                for name, size, worth in zip(names, reply[::2], reply[1::2], strict=True):
+                    weights.append(EntrySize(name, replies.count(size), _worth(worth), members[name] <= now))
+            return weights
+
+        return await self.store.execute(partial(self._weigh, groups), TIMEOUT_S, read=read)
+
+    async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> Any:
         async with client.pipeline(transaction=False) as pipe:
             for listed, names in groups.items():
                 keys = [listed, *map(self.store.names.entry, names)]
                 pipe.eval(WEIGH, len(keys), *keys, *names)
-            return list(await pipe.execute())
+            return await pipe.execute()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
 
 TIMEOUT_S = 10.0  # per command; nobody waits for it
@@ -30,7 +31,7 @@ async def adopt_former(store: RedisStore) -> None:
     """Move all entries. A run that was cut off is repeated. Raise `StoreUnavailable`."""
     for former in store.former():
         async for members in former.listed(SCAN_BATCH, TIMEOUT_S):
-            await store.execute(partial(_move, former, store, dict(members)), TIMEOUT_S)
+            await store.execute(partial(_move, former, store, dict(members)), TIMEOUT_S, read=replies.nothing)
 
 
 async def _move(former: RedisStore, store: RedisStore, members: dict[str, float], client: Any) -> None:

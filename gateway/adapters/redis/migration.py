@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.records import RecordInvalid
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
@@ -20,6 +21,7 @@ from gateway.ports import ChangeKind, ForeignEntry
 # a hash: the embedder that lookups use (`serving`), and the one for which the others' vectors were dropped (`tidied`)
 SPACE = PREFIX + "space"
 TIMEOUT_S = 10.0  # per command; nobody waits for it
+OPTIONAL = replies.optional(replies.data)
 # One step: an entry that was deleted, has expired or was fetched again does not have this record any more, and stays
 # unchanged. The expiry of the key stays. KEYS: the entry; ARGV: the SHA-1 of the record that was read, the vector, the
 # embedder, the embedder whose vector is kept as well, and the change log command.
@@ -59,7 +61,8 @@ class RedisMigration:
 
     async def foreign(self) -> AsyncIterator[Sequence[str]]:
         async for names in self._pages():
-            made_by = await self._store.execute(partial(self._embedders, names), TIMEOUT_S) if names else []
+            embedders = replies.list_of(replies.list_of(OPTIONAL, 2), len(names))
+            made_by = await self._store.execute(partial(self._embedders, names), TIMEOUT_S, read=embedders)
             yield [name for name, by in zip(names, made_by, strict=True) if self._needs_embedding(by)]
 
     def _needs_embedding(self, made_by: Sequence[bytes | None]) -> bool:
@@ -74,7 +77,9 @@ class RedisMigration:
     async def read(self, fingerprint: str) -> ForeignEntry | None:
         fields = ("record", "embedder", "former_embedder")
         data, *made_by = await self._store.execute(
-            lambda client: client.hmget(self._store.names.entry(fingerprint), *fields), TIMEOUT_S
+            lambda client: client.hmget(self._store.names.entry(fingerprint), *fields),
+            TIMEOUT_S,
+            read=replies.list_of(OPTIONAL, len(fields)),
         )
         if data is None or not self._needs_embedding(made_by):
             return None
@@ -90,24 +95,26 @@ class RedisMigration:
         arguments: list[Any] = [version, vector.astype("<f4").tobytes(), self._embedder, keep]
         arguments += self._store.change_command(ChangeKind.VECTORS, fingerprint)
 
-        async def replace(client: Any) -> bool:
+        async def replace(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 if keep:  # the kept vector has to be dropped later
                     pipe.hdel(SPACE, "tidied")
                 pipe.eval(REPLACE, 1, self._store.names.entry(fingerprint), *arguments)
-                return bool((await pipe.execute())[-1])
+                return await pipe.execute()
 
-        replaced = await self._store.execute(replace, TIMEOUT_S)
+        replaced = await self._store.execute(replace, TIMEOUT_S, read=replies.last(replies.truth))
         if replaced:
             await self._store.publish_change(ChangeKind.VECTORS, fingerprint)
         return replaced
 
     async def is_settled(self) -> bool:
-        serving: bytes | None = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S)
+        serving = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S, read=OPTIONAL)
         return serving == self._embedder
 
     async def settle(self) -> None:
-        serving, tidied = await self._store.execute(lambda client: client.hmget(SPACE, "serving", "tidied"), TIMEOUT_S)
+        serving, tidied = await self._store.execute(
+            lambda client: client.hmget(SPACE, "serving", "tidied"), TIMEOUT_S, read=replies.list_of(OPTIONAL, 2)
+        )
         if serving != self._embedder:  # first of all: drop nothing that a restart would still use
             await self._mark("serving")
         if serving == tidied == self._embedder:
@@ -115,17 +122,21 @@ class RedisMigration:
         async for names in self._pages():
             for group in self._store.names.group_by_list(names).values():
                 keys = list(map(self._store.names.entry, group))
-                await self._store.execute(partial(_drop_former, keys, self._embedder), TIMEOUT_S)
+                await self._store.execute(partial(_drop_former, keys, self._embedder), TIMEOUT_S, read=replies.nothing)
         await self._mark("tidied")
 
-    async def _embedders(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
+    async def _embedders(self, names: Sequence[str], client: Any) -> Any:
+        if not names:
+            return []
         async with client.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hmget(self._store.names.entry(name), "embedder", "former_embedder")
-            return list(await pipe.execute())
+            return await pipe.execute()
 
     async def _mark(self, field: str) -> None:
-        await self._store.execute(lambda client: client.hset(SPACE, field, self._embedder), TIMEOUT_S)
+        await self._store.execute(
+            lambda client: client.hset(SPACE, field, self._embedder), TIMEOUT_S, read=replies.nothing
+        )
 
 
 async def _drop_former(keys: Sequence[str], embedder: bytes, client: Any) -> None:

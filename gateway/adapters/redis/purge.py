@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.cluster import client_for_key
 from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.entry_pages import read_entries
@@ -39,11 +40,13 @@ class RedisPurges:
     async def version(self) -> bytes:
         """Return the version of the bans. This bypasses the breaker: it polls all the time, and would take the probe of
         a half-open breaker from a request."""
-        version: bytes | None = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
-        return version or b""
+        reply = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        with self._store.reading():
+            return b"" if reply is None else replies.data(reply)
 
     async def bans(self) -> list[bytes]:
-        return await self._store.execute(lambda client: client.hvals(self._bans), TIMEOUT_S)
+        values = replies.list_of(replies.data)
+        return await self._store.execute(lambda client: client.hvals(self._bans), TIMEOUT_S, read=values)
 
     async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
         async def write(client: Any) -> bool:
@@ -70,17 +73,18 @@ class RedisPurges:
                     raise StoreUnavailable(f"the store refused: {outcome}"[:300])
             return is_durable(outcomes[written:], replicas)
 
-        return await self._store.execute(write, TIMEOUT_S)
+        return await self._store.execute(write, TIMEOUT_S, read=bool)
 
     async def latest_expiry(self) -> float:
-        async def read(client: Any) -> list[list[tuple[bytes, float]]]:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for names in (self._store.names, *self._store.names.former):
                     for key in names.list_keys:
                         pipe.zrange(key, -1, -1, withscores=True)
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        return max((float(last[0][1]) for last in await self._store.execute(read, TIMEOUT_S) if last), default=0.0)
+        ends = replies.list_of(replies.list_of(lambda member: float(member[1])))
+        return max((last[0] for last in await self._store.execute(read, TIMEOUT_S, read=ends) if last), default=0.0)
 
     async def records(
         self, embedder: str, *, unreadable: Callable[[str], None] | None = None

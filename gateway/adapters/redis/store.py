@@ -10,11 +10,12 @@ import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.cluster import key_space_of, used_memory
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
@@ -160,9 +161,9 @@ BACKGROUND_S = 10.0  # per page of work that nobody waits for
 # one that lookups still use, and the one that they will use.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
 
-MAX_NORM_ERROR = 0.01  # of the squared length of a stored vector; beyond it, bits have changed
+OPTIONAL = replies.optional(replies.data)
 
-T = TypeVar("T")
+MAX_NORM_ERROR = 0.01  # of the squared length of a stored vector; beyond it, bits have changed
 
 
 class RedisStore:
@@ -319,42 +320,46 @@ class RedisStore:
         return True
 
     async def foreign(self, fingerprints: Sequence[str]) -> set[str]:
-        async def read(client: Any) -> list[list[bytes | None]]:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for name in fingerprints:
                     pipe.hmget(self.names.entry(name), "embedder", "former_embedder")
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        rows = await self.execute(read) if fingerprints else []
-        with self.reading():
-            return {
-                name
-                for name, made_by in zip(fingerprints, rows, strict=True)
-                if made_by[0] is not None and self._embedder not in made_by
-            }
+        if not fingerprints:
+            return set()
+        rows = await self.execute(read, read=replies.list_of(replies.list_of(OPTIONAL, 2), len(fingerprints)))
+        return {
+            name
+            for name, made_by in zip(fingerprints, rows, strict=True)
+            if made_by[0] is not None and self._embedder not in made_by
+        }
 
     async def without_vector(self) -> AsyncIterator[list[str]]:
         async for members in self.listed(SCAN_BATCH, BACKGROUND_S):
             names = list(dict.fromkeys(name for name, _ in members))
-            embedders = await self.execute(partial(_embedders, list(map(self.names.entry, names))), BACKGROUND_S)
+            keys = list(map(self.names.entry, names))
+            embedders = await self.execute(
+                partial(_embedders, keys), BACKGROUND_S, read=replies.list_of(OPTIONAL, len(keys))
+            )
             yield [name for name, embedder in zip(names, embedders, strict=True) if embedder is None]
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
             return 0
 
-        async def unlink(client: Any) -> int:
+        groups = self.names.group_by_list(fingerprints)
+
+        async def unlink(client: Any) -> Any:
             async with client.pipeline(transaction=True) as pipe:
-                groups = self.names.group_by_list(fingerprints)
                 for listed, names in groups.items():
                     pipe.unlink(*map(self.names.entry, names))
                     pipe.zrem(listed, *names)
                 if self.journal is not None:
                     self.journal.append(pipe, ChangeKind.VECTORS, *fingerprints)
-                removed = await pipe.execute()
-            return sum(map(int, removed[: 2 * len(groups) : 2]))
+                return await pipe.execute()
 
-        return await self.execute(unlink)
+        return await self.execute(unlink, read=lambda reply: sum(map(replies.count, reply[: 2 * len(groups) : 2])))
 
     async def vectors(self) -> AsyncIterator[StoredVector]:
         async for members in self.listed(SCAN_BATCH):
@@ -373,9 +378,8 @@ class RedisStore:
         for key in self.names.list_keys:
             cursor = 0
             while True:
-                cursor, members = await self.execute(partial(_scan, key, cursor, page_size), timeout_s)
-                with self.reading():
-                    page += [(name.decode(), float(expires)) for name, expires in members if name.isascii()]
+                cursor, members = await self.execute(partial(_scan, key, cursor, page_size), timeout_s, read=_members)
+                page += members
                 if len(page) >= page_size:
                     yield page
                     page = []
@@ -385,15 +389,17 @@ class RedisStore:
             yield page
 
     async def vectors_of(self, fingerprints: Sequence[str]) -> list[StoredVector]:
-        async def read(client: Any) -> list[list[bytes | None]]:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for name in fingerprints:
                     pipe.hmget(self.names.entry(name), *VECTOR_FIELDS)
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        rows = await self.execute(read) if fingerprints else []
-        with self.reading():
-            vectors = [stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True)]
+        if not fingerprints:
+            return []
+        rows = replies.list_of(replies.list_of(OPTIONAL, len(VECTOR_FIELDS)), len(fingerprints))
+        named = zip(fingerprints, await self.execute(read, read=rows), strict=True)
+        vectors = [stored_vector(name, row, self._embedder) for name, row in named]
         return [stored for stored in vectors if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
@@ -419,7 +425,7 @@ class RedisStore:
                 await pipe.execute()
 
         if counterexamples or links:
-            await self.execute(remove)
+            await self.execute(remove, read=replies.nothing)
 
     async def _add_keys(self, name: str, keys: Sequence[str], limit: int, kind: ChangeKind) -> None:
         """Add keys to a set that is sorted by time, and tell the other gateways. Beyond `limit` the oldest go."""
@@ -432,12 +438,11 @@ class RedisStore:
                     self.journal.append(pipe, kind, *keys)
                 await pipe.execute()
 
-        await self.execute(write)
+        await self.execute(write, read=replies.nothing)
 
     async def _keys(self, name: str) -> list[str]:
-        keys = await self.execute(lambda client: client.zrange(name, 0, -1))
-        with self.reading():
-            return [key.decode() for key in keys if key.isascii()]
+        keys = await self.execute(lambda client: client.zrange(name, 0, -1), read=replies.list_of(replies.data))
+        return [key.decode() for key in keys if key.isascii()]
 
     async def put_learning(self, route: str, snapshot: bytes) -> None:
         async def write(client: Any) -> None:
@@ -451,14 +456,13 @@ class RedisStore:
             if surplus:
                 await client.hdel(LEARNING, *surplus)
 
-        await self.execute(write)
+        await self.execute(write, read=replies.nothing)
 
     async def learning(self, route: str) -> bytes | None:
-        state: bytes | None = await self.execute(lambda client: client.hget(LEARNING, route))
-        return state
+        return await self.execute(lambda client: client.hget(LEARNING, route), read=OPTIONAL)
 
     async def stats(self) -> StoreStats:
-        async def read(client: Any) -> StoreStats:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for key in self.names.list_keys:
                     pipe.zremrangebyscore(key, "-inf", self._clock.wall())
@@ -467,10 +471,9 @@ class RedisStore:
                     for key in names.list_keys:
                         pipe.zremrangebyscore(key, "-inf", self._clock.wall())
                 counts = await pipe.execute()
-            lists = len(self.names.list_keys)
-            return StoreStats(sum(counts[1 : 2 * lists : 2]), await used_memory(client))
+            return counts[1 : 2 * len(self.names.list_keys) : 2], await used_memory(client)
 
-        return await self.execute(read)
+        return await self.execute(read, read=_stats)
 
     async def close(self) -> None:
         await self._store_client.close()
@@ -485,16 +488,26 @@ def _kind(vector: Vector | None) -> ChangeKind:
     return ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
 
 
-async def _scan(key: str, cursor: int, page_size: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
-    page: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=page_size)
-    return page
+def _stats(reply: tuple[Sequence[Any], int]) -> StoreStats:
+    counts, memory = reply
+    return StoreStats(sum(map(replies.count, counts)), memory)
 
 
-async def _embedders(keys: Sequence[str], client: Any) -> list[bytes | None]:
+async def _scan(key: str, cursor: int, page_size: int, client: Any) -> Any:
+    return await client.zscan(key, cursor, count=page_size)
+
+
+def _members(reply: Any) -> tuple[int, list[tuple[str, float]]]:
+    """Return the next cursor, and the members of a sorted set with their scores, without names that are no text."""
+    cursor, members = reply
+    return replies.count(cursor), [(name.decode(), float(score)) for name, score in members if name.isascii()]
+
+
+async def _embedders(keys: Sequence[str], client: Any) -> Any:
     async with client.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.hget(key, "embedder")
-        return list(await pipe.execute())
+        return await pipe.execute()
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:

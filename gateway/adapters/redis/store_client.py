@@ -17,6 +17,7 @@ from redis.exceptions import InvalidResponse, NoScriptError, RedisError, Respons
 
 from gateway.adapters.redis.cluster import Cluster, refresh_topology
 from gateway.adapters.redis.connection import ReconnectingConnection, Word
+from gateway.adapters.redis.replies import UNREADABLE, Reader
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
@@ -28,8 +29,6 @@ COOLDOWN_S = 1.0
 # Concurrent redis-py operations, each on its own connection; further ones wait within their time limit. At a
 # millisecond each this is more than one process can use. A burst opens no more connections than it can in that time.
 MAX_CONNECTIONS = 16
-# What reading a value of an unexpected type or form raises.
-UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 T = TypeVar("T")
 
 
@@ -63,7 +62,7 @@ class StoreClient:
     async def send(self, *words: Word, timeout_s: float | None = None) -> Any:
         """Return the server's reply to a command."""
         if self._connection is None:
-            return await self.execute(lambda client: client.execute_command(*words), timeout_s)
+            return await self.execute(lambda client: client.execute_command(*words), timeout_s, read=_as_it_is)
         self._check_breaker()
         try:
             reply = await self._connection.send(words, timeout_s or self._timeout_s)
@@ -94,7 +93,7 @@ class StoreClient:
                 return await self._connection.send(words, timeout_s)
             async with asyncio.timeout(timeout_s):
                 return await self._client.execute_command(*words)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, OSError, TimeoutError, *UNREADABLE) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
 
     async def run(
@@ -103,7 +102,7 @@ class StoreClient:
         """Return the result of a script. In a cluster all its keys must be in one slot."""
         if self._connection is None:
             words = (len(keys), *keys, *arguments)
-            return await self.execute(lambda client: _run(client, script, words), timeout_s)
+            return await self.execute(lambda client: _run(client, script, words), timeout_s, read=_as_it_is)
         self._check_breaker()
         limit = timeout_s or self._timeout_s
         try:
@@ -116,15 +115,25 @@ class StoreClient:
         self._breaker.succeeded()
         return reply
 
-    async def execute(self, operation: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Run `operation` with redis-py's client."""
+    async def execute(
+        self, operation: Callable[[Any], Awaitable[Any]], timeout_s: float | None = None, *, read: Reader[T]
+    ) -> T:
+        """Run `operation` with redis-py's client, and return its result as `read` reads it.
+
+        redis-py, the operation and `read` may find a reply of another form than the command's. That is a failure of the
+        store (`gateway.adapters.redis.replies`).
+        """
         self._check_breaker()
         try:
             async with asyncio.timeout(timeout_s or self._timeout_s), self._connection_limiter:
-                result = await operation(self._client)
+                reply = await operation(self._client)
+            result = read(reply)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._record_failure(error) from None
-        except UNREADABLE as error:  # redis-py reads the replies, and so may the operation
+        except StoreUnavailable:  # the operation has found a refusal, so the server answers
+            self._breaker.succeeded()
+            raise
+        except UNREADABLE as error:
             raise self._record_failure(InvalidResponse(f"an unreadable reply ({type(error).__name__})")) from None
         self._breaker.succeeded()
         return result
@@ -172,6 +181,11 @@ class StoreClient:
                 extra={"fields": {"error": failed}},
             )
         return StoreUnavailable(failed)
+
+
+def _as_it_is(reply: Any) -> Any:
+    """Leave the reply to the caller, which reads it within `reading`."""
+    return reply
 
 
 async def _run(client: Any, script: Script, words: Sequence[Word]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.ports import Slot
@@ -40,7 +41,7 @@ class RedisTimeline:
                     pipe.expireat(_key((step_s, number)), number * step_s + keep[step_s])
                 await pipe.execute()
 
-        await self._store.execute(write, TIMEOUT_S)
+        await self._store.execute(write, TIMEOUT_S, read=replies.nothing)
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
         wanted, found = list(slots), {}
@@ -48,16 +49,14 @@ class RedisTimeline:
             wanted = wanted[STARTING:]
         for at in range(0, len(wanted), BATCH):
             some = wanted[at : at + BATCH]
-            replies = await self._read(some)
-            with self._store.reading():
-                for slot, values in zip(some, replies, strict=True):
-                    if parts := _parts(values):
-                        found[slot] = parts
+            for slot, values in zip(some, await self._read(some), strict=True):
+                if parts := _parts(values):
+                    found[slot] = parts
         return found
 
     async def _any_exists(self, slots: Sequence[Slot]) -> bool:
         keys = list(map(_key, slots))
-        return bool(await self._store.execute(lambda client: client.exists(*keys), TIMEOUT_S))
+        return await self._store.execute(lambda client: client.exists(*keys), TIMEOUT_S, read=replies.truth)
 
     async def _read(self, slots: Sequence[Slot]) -> list[dict[bytes, bytes]]:
         keys = [_key(slot) for slot in slots]
@@ -71,7 +70,8 @@ class RedisTimeline:
                     pipe.hgetall(key)
                 return list(await pipe.execute())
 
-        return await self._store.execute(read, TIMEOUT_S)
+        hashes = replies.list_of(replies.map_of(replies.data, replies.data), len(keys))
+        return await self._store.execute(read, TIMEOUT_S, read=hashes)
 
 
 def _key(slot: Slot) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 
@@ -26,8 +27,9 @@ class RedisAudit:
                 pipe.ltrim(AUDIT, 0, MAX_AUDIT - 1)
                 await pipe.execute()
 
-        await self.store.execute(write, TIMEOUT_S)
+        await self.store.execute(write, TIMEOUT_S, read=replies.nothing)
 
     async def latest(self, limit: int) -> list[bytes]:
         """Return lines, youngest first."""
-        return await self.store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
+        lines = replies.list_of(replies.data)
+        return await self.store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S, read=lines)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.entry_pages import read_entries
 from gateway.adapters.redis.records import RecordCodec, RecordInvalid, SealingKeys
@@ -91,14 +92,14 @@ class Rekey:
     async def _count_former(self) -> int:
         """Return the number of entries of former versions. Raise `StoreUnavailable`."""
 
-        async def read(client: Any) -> list[int]:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for names in self._store.names.former:
                     for key in names.list_keys:
                         pipe.zcard(key)
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        return sum(await self._store.execute(read, TIMEOUT_S))
+        return sum(await self._store.execute(read, TIMEOUT_S, read=replies.list_of(replies.count)))
 
     async def _rewrite(self, records: Mapping[str, bytes], keys: SealingKeys, summary: RekeySummary) -> None:
         readable = RecordCodec(keys)  # also plain records, which `read_plain: off` keeps from requests
@@ -120,12 +121,13 @@ class Rekey:
             if at % STEP == STEP - 1:
                 await asyncio.sleep(0)
         if changes:
-            done = await self._store.execute(partial(self._write, changes), TIMEOUT_S)
+            replaced = replies.list_of(replies.truth, len(changes))
+            done = sum(await self._store.execute(partial(self._write, changes), TIMEOUT_S, read=replaced))
             summary.rewritten += done
             summary.replaced += len(changes) - done
 
-    async def _write(self, changes: Mapping[str, tuple[str, bytes]], client: Any) -> int:
+    async def _write(self, changes: Mapping[str, tuple[str, bytes]], client: Any) -> Any:
         async with client.pipeline(transaction=False) as pipe:
             for name, (digest, record) in changes.items():
                 pipe.eval(REWRITE, 1, self._store.names.entry(name), digest, record)
-            return sum(map(int, await pipe.execute()))
+            return await pipe.execute()

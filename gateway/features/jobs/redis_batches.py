@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
 from gateway.features.jobs.store import ODD, BatchError, BatchFile, BatchProgress, JobBatch
 
 TIMEOUT_S = 10.0  # files are large
+NAMES = replies.list_of(replies.text)
+T = TypeVar("T")
 LEASE = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
@@ -58,32 +62,31 @@ class RedisBatches:
         await self._write(put)
 
     async def file(self, identity: str) -> BatchFile | None:
-        data = await self._execute(lambda client: client.hget(self._file(identity), "file"))
-        return None if data is None else BatchFile(**_decode_record(data))
+        return await self._execute(lambda client: client.hget(self._file(identity), "file"), replies.optional(_file))
 
     async def content(self, identity: str) -> bytes | None:
-        data: bytes | None = await self._execute(lambda client: client.hget(self._file(identity), "content"))
-        return data
+        content = replies.optional(replies.data)
+        return await self._execute(lambda client: client.hget(self._file(identity), "content"), content)
 
     async def files(self, tenant: str) -> list[BatchFile]:
-        names = await self._execute(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1))
-        files = [await self.file(name.decode()) for name in names]
+        names = await self._execute(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1), NAMES)
+        files = [await self.file(name) for name in names]
         gone = [name for name, file in zip(names, files, strict=True) if file is None]
         if gone:
-            await self._execute(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
+            await self._execute(lambda client: client.zrem(self._files + "of:" + tenant, *gone), replies.nothing)
         return [file for file in files if file is not None]
 
     async def file_totals(self) -> tuple[int, int]:
-        async def read(client: Any) -> tuple[int, int]:
+        async def read(client: Any) -> Any:
             names = await client.zrangebyscore(self._files + "all", "-inf", time.time())
             expired = [name for name in names if not await client.exists(self._file(name.decode()))]
             if expired:  # files that a batch needs stay
                 await client.zrem(self._files + "all", *expired)
                 await client.hdel(self._files + "sizes", *expired)
-            sizes = await client.hvals(self._files + "sizes")
-            return len(sizes), sum(map(int, sizes))
+            return await client.hvals(self._files + "sizes")
 
-        return await self._store.execute(read, TIMEOUT_S)
+        sizes = await self._execute(read, replies.list_of(replies.count))
+        return len(sizes), sum(sizes)
 
     async def delete_file(self, identity: str, tenant: str) -> None:
         def delete(pipe: Any) -> None:
@@ -107,15 +110,12 @@ class RedisBatches:
         await self._write(create)
 
     async def save(self, batch: JobBatch) -> None:
-        await self._execute(lambda client: client.hset(self._batch(batch.id), "batch", _encode_batch(batch)))
+        await self._execute(
+            lambda client: client.hset(self._batch(batch.id), "batch", _encode_batch(batch)), replies.nothing
+        )
 
     async def batch(self, identity: str) -> JobBatch | None:
-        data = await self._execute(lambda client: client.hget(self._batch(identity), "batch"))
-        if data is None:
-            return None
-        fields = _decode_record(data)
-        headers = tuple((name, value) for name, value in fields.pop("headers"))
-        return JobBatch(headers=headers, faults=tuple(BatchError(**fault) for fault in fields.pop("faults")), **fields)
+        return await self._execute(lambda client: client.hget(self._batch(identity), "batch"), replies.optional(_batch))
 
     async def batches(self, tenant: str) -> list[str]:
         async def read(client: Any) -> list[str]:
@@ -130,58 +130,61 @@ class RedisBatches:
                 await client.zrem(listed, *gone)
             return [name.decode() for name, is_there in zip(names, exists, strict=True) if is_there]
 
-        return await self._store.execute(read, TIMEOUT_S)
+        return await self._execute(read, list)
 
     async def request_counts(self, batch: str) -> tuple[int, int]:
-        row = await self._execute(lambda client: client.hmget(self._batch(batch), "completed", "failed"))
-        if row[0] is not None:
-            return int(row[0]), int(row[1])
-        completed = await self._execute(lambda client: client.hlen(self._batch(batch, "out")))
-        return int(completed), int(await self._execute(lambda client: client.hlen(self._batch(batch, "err"))))
+        counts = replies.list_of(replies.optional(replies.count), 2)
+        completed, failed = await self._execute(
+            lambda client: client.hmget(self._batch(batch), "completed", "failed"), counts
+        )
+        if completed is None or failed is None:
+            completed = await self._execute(lambda client: client.hlen(self._batch(batch, "out")), replies.count)
+            failed = await self._execute(lambda client: client.hlen(self._batch(batch, "err")), replies.count)
+        return completed, failed
 
     async def cancel(self, batch: str) -> None:
-        await self._execute(lambda client: client.hset(self._batch(batch), "cancel", "1"))
+        await self._execute(lambda client: client.hset(self._batch(batch), "cancel", "1"), replies.nothing)
 
     async def is_cancelled(self, batch: str) -> bool:
-        return bool(await self._execute(lambda client: client.hexists(self._batch(batch), "cancel")))
+        return await self._execute(lambda client: client.hexists(self._batch(batch), "cancel"), replies.truth)
 
     async def open(self) -> list[str]:
-        return [
-            name.decode() for name in await self._execute(lambda client: client.zrange(self._batches + "open", 0, -1))
-        ]
+        return await self._execute(lambda client: client.zrange(self._batches + "open", 0, -1), NAMES)
 
     async def lease(self, batch: str, driver: str, hold_s: float) -> bool:
-        return bool(
-            await self._execute(lambda _: self._lease([self._batch(batch, "driver")], [driver, round(1000 * hold_s)]))
-        )
+        keys, arguments = [self._batch(batch, "driver")], [driver, round(1000 * hold_s)]
+        return await self._execute(lambda _: self._lease(keys, arguments), replies.truth)
 
     async def progress(self, batch: str) -> BatchProgress:
-        jobs = await self._execute(lambda client: client.hgetall(self._batch(batch, "jobs")))
-        done = await self._execute(lambda client: client.hkeys(self._batch(batch, "out")))
-        done += await self._execute(lambda client: client.hkeys(self._batch(batch, "err")))
-        return BatchProgress({int(line): job.decode() for line, job in jobs.items()}, frozenset(map(int, done)))
+        names, lines = replies.map_of(replies.number, replies.text), replies.list_of(replies.number)
+        jobs = await self._execute(lambda client: client.hgetall(self._batch(batch, "jobs")), names)
+        done = await self._execute(lambda client: client.hkeys(self._batch(batch, "out")), lines)
+        done += await self._execute(lambda client: client.hkeys(self._batch(batch, "err")), lines)
+        return BatchProgress(jobs, frozenset(done))
 
     async def record_start(self, batch: str, line: int, job: str) -> None:
-        await self._execute(lambda client: client.hset(self._batch(batch, "jobs"), line, job))
+        await self._execute(lambda client: client.hset(self._batch(batch, "jobs"), line, job), replies.nothing)
 
     async def record_output(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
-        await self._execute(lambda client: client.hset(self._batch(batch, "out" if completed else "err"), line, output))
+        key = self._batch(batch, "out" if completed else "err")
+        await self._execute(lambda client: client.hset(key, line, output), replies.nothing)
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]:
-        outputs = await self._execute(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
-        return {int(line): output for line, output in outputs.items()}
+        key = self._batch(batch, "out" if completed else "err")
+        return await self._execute(lambda client: client.hgetall(key), replies.map_of(replies.number, replies.data))
 
     async def all_files(self) -> list[BatchFile]:
         """Return the files of all tenants. Raise `StoreUnavailable`."""
-        names = await self._execute(lambda client: client.zrange(self._files + "all", 0, -1))
-        files = [await self.file(name.decode()) for name in names]
+        names = await self._execute(lambda client: client.zrange(self._files + "all", 0, -1), NAMES)
+        files = [await self.file(name) for name in names]
         return [file for file in files if file is not None]
 
     async def replace_content(self, file: BatchFile, content: bytes) -> None:
         """Replace the content of a file that exists. Its expiry stays. Raise `StoreUnavailable`."""
         record = msgpack.packb(asdict(replace(file, size=len(content))), unicode_errors=ODD)
         arguments = [record, content, file.id, len(content)]
-        await self._execute(lambda _: self._replace([self._file(file.id), self._files + "sizes"], arguments))
+        keys = [self._file(file.id), self._files + "sizes"]
+        await self._execute(lambda _: self._replace(keys, arguments), replies.nothing)
 
     async def drop_lines(self, batch: str, lines: Sequence[int]) -> None:
         """Forget lines of a batch that runs, and let its driver read the input again. Raise `StoreUnavailable`."""
@@ -194,7 +197,10 @@ class RedisBatches:
         await self._write(drop)
 
     async def revision(self, batch: str) -> int:
-        return int(await self._execute(lambda client: client.hget(self._batch(batch), "revision")) or 0)
+        revision = await self._execute(
+            lambda client: client.hget(self._batch(batch), "revision"), replies.optional(replies.number)
+        )
+        return revision or 0
 
     async def erase(self, tenant: str, *, dry_run: bool) -> int:
         """Remove all files and batches of a tenant, and return their number. Raise `StoreUnavailable`."""
@@ -226,18 +232,18 @@ class RedisBatches:
 
         await self._write(close)
 
-    async def _execute(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
-        return await self._store.execute(operation, TIMEOUT_S)
+    async def _execute(self, operation: Callable[[Any], Awaitable[Any]], read: replies.Reader[T]) -> T:
+        return await self._store.execute(operation, TIMEOUT_S, read=read)
 
-    async def _write(self, fill: Callable[[Any], None]) -> Sequence[Any]:
+    async def _write(self, fill: Callable[[Any], None]) -> None:
         """Execute all commands or none."""
 
-        async def write(client: Any) -> Sequence[Any]:
+        async def write(client: Any) -> None:
             async with client.pipeline(transaction=True) as pipe:
                 fill(pipe)
-                return list(await pipe.execute())
+                await pipe.execute()
 
-        return await self._store.execute(write, TIMEOUT_S)
+        await self._execute(write, replies.nothing)
 
     def _file(self, identity: str) -> str:
         return f"{self._files}file:{identity}"
@@ -250,9 +256,21 @@ def _encode_batch(batch: JobBatch) -> bytes:
     return bytes(msgpack.packb(asdict(batch), unicode_errors=ODD))
 
 
-def _decode_record(data: bytes) -> dict[str, Any]:
+def _file(data: Any) -> BatchFile:
+    with _decoding():
+        return BatchFile(**msgpack.unpackb(replies.data(data), unicode_errors=ODD))
+
+
+def _batch(data: Any) -> JobBatch:
+    with _decoding():
+        fields = msgpack.unpackb(replies.data(data), unicode_errors=ODD)
+        headers = tuple((name, value) for name, value in fields.pop("headers"))
+        return JobBatch(headers=headers, faults=tuple(BatchError(**fault) for fault in fields.pop("faults")), **fields)
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
     try:
-        record: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
-    except (ValueError, msgpack.UnpackException):
+        yield
+    except (*replies.UNREADABLE, msgpack.UnpackException):
         raise StoreUnavailable("a file or batch record is unreadable") from None
-    return record

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.cluster import client_for_key
 from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.store import RedisStore
@@ -16,6 +17,7 @@ from gateway.features.keys.records import KeyChange, VersionConflict
 
 TIMEOUT_S = 5.0  # an operator can wait longer than a request
 POLL_TIMEOUT_S = 0.25
+OPTIONAL = replies.optional(replies.data)
 # KEYS: the digests, the records. ARGV: a digest.
 FIND = Script("""
 local id = redis.call('HGET', KEYS[1], ARGV[1])
@@ -48,37 +50,36 @@ class RedisApiKeys:
         return self._bytes_of(await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S))
 
     async def by_id(self, identity: str) -> bytes | None:
-        return self._bytes_of(await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S))
+        return await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S, read=OPTIONAL)
 
     def _bytes_of(self, reply: Any) -> bytes | None:
         with self._store.reading():
-            if not isinstance(reply, bytes | None):
-                raise TypeError
-        return reply
+            return OPTIONAL(reply)
 
     async def listed(self) -> list[bytes]:
-        return await self._store.execute(lambda client: client.hvals(self._keys), TIMEOUT_S)
+        values = replies.list_of(replies.data)
+        return await self._store.execute(lambda client: client.hvals(self._keys), TIMEOUT_S, read=values)
 
     async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
         arguments = [change.id, change.old or b"", change.new or b"", len(change.digests)]
         arguments += [*change.digests, *change.gone]
 
-        async def write(client: Any) -> tuple[Any, bool]:
+        async def write(client: Any) -> tuple[bool, bool]:
             async with client_for_key(client, self._keys) as owner:
                 return await write_there(owner)
 
-        async def write_there(client: Any) -> tuple[Any, bool]:
+        async def write_there(client: Any) -> tuple[bool, bool]:
             replicas = await replicas_of(client) if synced else 0
             async with client.pipeline(transaction=False) as pipe:
                 pipe.eval(SWAP, 3, self._keys, self._digests, self._version, *arguments)
                 if synced:
                     request_durability(pipe, replicas)
                 outcomes = await pipe.execute(raise_on_error=False)
-            return outcomes[0], synced and is_durable(outcomes[1:], replicas)
+            if isinstance(outcomes[0], Exception):
+                raise StoreUnavailable(f"the store refused: {outcomes[0]}"[:300])
+            return replies.truth(outcomes[0]), synced and is_durable(outcomes[1:], replicas)
 
-        swapped, durable = await self._store.execute(write, TIMEOUT_S)
-        if isinstance(swapped, Exception):
-            raise StoreUnavailable(f"the store refused: {swapped}"[:300])
+        swapped, durable = await self._store.execute(write, TIMEOUT_S, read=tuple[bool, bool])
         if not swapped:
             raise VersionConflict
         return durable

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.adapters.redis.replies import UNREADABLE
 from gateway.errors import StoreUnavailable
 from gateway.ports import ChangeKind, EntryPage, StoreChange, number_of
 
@@ -71,17 +72,26 @@ class ChangeLogReader:
         self._key = key
 
     async def end(self) -> str:
-        info, _, _ = await self._with_timeout(lambda: self._read_stream(START, count=1))
+        return await self._with_timeout(self._end)
+
+    async def _end(self) -> str:
+        info, _, _ = await self._read_stream(START, count=1)
         return START if info is None else _text(info["last-generated-id"])
 
     async def oldest(self) -> str:
-        info, rows, _ = await self._with_timeout(lambda: self._read_stream(START, count=1))
+        return await self._with_timeout(self._oldest)
+
+    async def _oldest(self) -> str:
+        info, rows, _ = await self._read_stream(START, count=1)
         if info is None or not rows:
             return START if info is None else _text(info["last-generated-id"])
         return _text(rows[0][0])
 
     async def read(self, after: str) -> EntryPage:
-        info, rows, (seconds, micros) = await self._with_timeout(lambda: self._read_stream(after, count=PAGE))
+        return await self._with_timeout(lambda: self._read(after))
+
+    async def _read(self, after: str) -> EntryPage:
+        info, rows, (seconds, micros) = await self._read_stream(after, count=PAGE)
         now = int(seconds) + int(micros) / 1e6
         if info is None:  # nothing was ever written, or the stream was deleted
             return EntryPage([], START, missed=after != START, more=False, added=0, kept=0, now=now)
@@ -117,7 +127,7 @@ class ChangeLogReader:
         try:
             async with asyncio.timeout(timeout_s):
                 return await operation()
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, OSError, TimeoutError, *UNREADABLE) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None
 
 
@@ -149,4 +159,6 @@ def _change(identifier: bytes | str, fields: Mapping[bytes, bytes] | Sequence[An
 
 
 def _text(value: bytes | str) -> str:
+    if not isinstance(value, bytes | str):
+        raise TypeError(type(value).__name__)
     return value.decode(errors="replace") if isinstance(value, bytes) else value

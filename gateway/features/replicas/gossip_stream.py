@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
@@ -31,15 +32,14 @@ class GossipStream(ChangeLogReader):
         self._gateway = gateway
 
     async def append(self, values: Sequence[str]) -> str:
-        async def write(client: Any) -> bytes:
+        async def write(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for value in values:
                     fields = {"by": self._gateway, ChangeKind.GOSSIP.value: value}
                     pipe.xadd(GOSSIP_KEY, fields, maxlen=MAX_GOSSIP_ENTRIES, approximate=True)
-                ids: list[bytes] = await pipe.execute()
-            return ids[-1]
+                return await pipe.execute()
 
-        return (await self._store.execute(write, TIMEOUT_S)).decode()
+        return await self._store.execute(write, TIMEOUT_S, read=replies.last(replies.text))
 
 
 class ReplyQueue:
@@ -56,16 +56,16 @@ class ReplyQueue:
                 pipe.expire(_key(name), REPLY_TTL_S)
                 await pipe.execute()
 
-        await self._store.execute(write, TIMEOUT_S)
+        await self._store.execute(write, TIMEOUT_S, read=replies.nothing)
 
     async def wait(self, name: str, seconds: float) -> bytes | None:
         """Wait on a separate connection, so that it takes none of the requests' permits."""
         try:
             async with asyncio.timeout(seconds + TIMEOUT_S):
                 popped = await self._client.blpop(_key(name), timeout=seconds)
-        except (RedisError, OSError, TimeoutError) as error:
+            return None if popped is None else replies.data(popped[1])
+        except (RedisError, OSError, TimeoutError, *replies.UNREADABLE) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
-        return None if popped is None else bytes(popped[1])
 
 
 def _key(name: str) -> str:

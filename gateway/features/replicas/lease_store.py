@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
@@ -103,15 +104,14 @@ class RedisLeases:
             await self._store.run(RELEASE, keys, tokens, self._timeout_s)
 
     async def holders(self, fingerprints: Sequence[str]) -> list[int]:
-        async def read(client: Any) -> list[bytes | None]:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for key in self._keys(fingerprints):
                     pipe.get(key)
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        tokens = await self._store.execute(read, self._timeout_s)
-        with self._store.reading():
-            return [int(token or 0) for token in tokens]
+        tokens = replies.list_of(replies.optional(replies.number), len(fingerprints))
+        return [token or 0 for token in await self._store.execute(read, self._timeout_s, read=tokens)]
 
     def _keys_of(self, fingerprint: str) -> list[str]:
         names = self._store.names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.cluster import key_space_of
 from gateway.adapters.redis.store import RedisStore
 
@@ -39,13 +40,10 @@ class MetricsSnapshots:
         async def write(client: Any) -> None:
             await client.eval(PUBLISH, 2, *self._keys, self._gateway, figures, keep_s)
 
-        await self._store.execute(write, TIMEOUT_S)
+        await self._store.execute(write, TIMEOUT_S, read=replies.nothing)
 
     async def others(self) -> list[bytes]:
-        async def read(client: Any) -> dict[bytes, bytes]:
-            figures: dict[bytes, bytes] = await client.hgetall(self._keys[0])
-            return figures
-
-        all_figures = await self._store.execute(read, TIMEOUT_S)
+        metrics = replies.map_of(replies.data, replies.data)
+        all_figures = await self._store.execute(lambda client: client.hgetall(self._keys[0]), TIMEOUT_S, read=metrics)
         own = self._gateway.encode()
         return [figures for name, figures in all_figures.items() if name != own][:MAX_GATEWAYS]

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.cluster import key_space_of
 from gateway.adapters.redis.store import RedisStore
 from gateway.ports import Lineage, PublishedPolicy
@@ -31,17 +32,21 @@ class RedisPolicies:
                 pipe.ltrim(self._lineage, -MAX_LINEAGE, -1)
                 await pipe.execute()
 
-        await self._store.execute(write, TIMEOUT_S)
+        await self._store.execute(write, TIMEOUT_S, read=replies.nothing)
 
     async def read(self) -> tuple[PublishedPolicy | None, Lineage]:
-        async def fetch(client: Any) -> list[Any]:
+        async def fetch(client: Any) -> Any:
             async with client.pipeline(transaction=True) as pipe:
                 pipe.get(self._last)
                 pipe.lrange(self._lineage, 0, -1)
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        last, lineage = await self._store.execute(fetch, TIMEOUT_S)
-        return _published(last), frozenset(name.decode() for name in lineage)
+        return await self._store.execute(fetch, TIMEOUT_S, read=_published_with_lineage)
+
+
+def _published_with_lineage(reply: Any) -> tuple[PublishedPolicy | None, Lineage]:
+    last, lineage = reply
+    return _published(replies.optional(replies.data)(last)), frozenset(replies.list_of(replies.text)(lineage))
 
 
 def _published(record: bytes | None) -> PublishedPolicy | None:
