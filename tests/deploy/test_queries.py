@@ -34,7 +34,7 @@ ABSENT = {
     "nearhit_classifier_requests_total": "a route with a classifier: tests/features/classifier has one",
     "nearhit_personal_data_total": "a route with `privacy`: tests/features/privacy/test_privacy.py has one",
     "nearhit_link_hits_total": "a link, which a plain threshold does not follow: tests/cache has it",
-    "nearhit_screen_lost_hits_total": "static vectors, which the hash embedder lacks: tests/steps has them",
+    "nearhit_screen_lost_hits_total": "static vectors, which the hash embedder lacks: tests/features/screen has them",
     "nearhit_late_vectors_total": "questions embedded late, which the hash embedder never is: tests/steps has them",
     "nearhit_replication_rebuilds_total": "a log of changes that is cut off, which tests/cache has",
     "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",
@@ -42,7 +42,7 @@ ABSENT = {
     "nearhit_unreadable_records_total": "a record that is damaged in the store: tests/cache has them",
     "nearhit_store_restarts_total": "an embedded store that is killed, which tests/faults/test_store_killed.py has",
 }
-ABSENT_LABELS = {'reason="screen"': "static vectors, which the hash embedder lacks: tests/steps has them"}
+ABSENT_LABELS = {'reason="screen"': "static vectors, which the hash embedder lacks: tests/features/screen has them"}
 FIRED = ("NearhitStoreDown", "NearhitBreakerOpen")
 
 
