@@ -110,7 +110,9 @@ async def test_an_upstream_that_refuses_the_gateways_key_fails_no_client_and_is_
         clock.advance(max(COOLDOWN_S, REFUSED_S))
         for i in range(60):
             assert (await served.chat(str(i), stream=streamed)).status == 200
-        assert len(upstreams[0].calls) > 2, "it is well again"
+            if len(upstreams[0].calls) > 2:
+                return
+        raise AssertionError("it is not called again")
 
 
 @pytest.mark.parametrize(("status", "body"), ALL.values(), ids=ALL)
