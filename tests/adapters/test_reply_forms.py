@@ -44,6 +44,8 @@ from gateway.features.replicas.lease_store import RedisLeases
 from gateway.features.replicas.metrics_store import MetricsSnapshots
 from gateway.features.replicas.policy_store import RedisPolicies
 from gateway.features.resource_affinity.redis import RedisAffinity
+from gateway.features.spend.rows import OTHERS, Counts, Payer
+from gateway.features.spend.store import SpendStore
 from gateway.messages import Affinity
 from gateway.ports import PublishedPolicy
 from gateway.priority import Priority
@@ -120,6 +122,7 @@ CALLS: dict[type, dict[str, list[Any]]] = {
     ReplyQueue: {"reply": ["q", b"x"], "wait": ["q", 0.01]},
     MetricsSnapshots: {"publish": [b"x", 9], "others": []},
     RedisPolicies: {"publish": [POLICY, "h"], "read": []},
+    SpendStore: {"add": ["g", 1, 1, {Payer("t"): Counts(requests=1)}], "move": [1, Payer("t"), OTHERS], "read": [0, 3]},
 }  # fmt: skip
 NOT_DRIVEN = {(RedisStore, "close")}
 MAX_GOOD = 3  # replies that are as they should be before the strange ones
@@ -170,6 +173,7 @@ async def adapters(server: OutsideServer) -> AsyncIterator[Adapters]:
             RedisQuotas(store, timeout_s=2.0), RedisAffinity(store, timeout_s=2.0),
             RedisLeases(store, timeout_s=2.0, ttl_s=9.0), ChangeLogReader(client), GossipStream(store, client, "g"),
             ReplyQueue(store, client), MetricsSnapshots(store, client, "g"), RedisPolicies(store, client),
+            SpendStore(store),
         ]  # fmt: skip
         try:
             yield Adapters(proxy, server, {type(one): one for one in made})
@@ -239,7 +243,7 @@ async def prepare(adapters: Adapters, adapter: type) -> None:
 
 
 async def call_or_refuse(adapter: Any, name: str) -> None:
-    with suppress(REFUSED):
+    with suppress(*REFUSED):
         await call(adapter, name)
 
 

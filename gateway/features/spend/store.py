@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from gateway.adapters.redis import replies
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
@@ -79,26 +80,24 @@ class SpendStore:
         """Yield the hours from `first` to before `end` that have rows."""
         for at in range(first, end, BATCH):
             hours = range(at, min(at + BATCH, end))
-            replies = await self._read(hours)
-            with self._store.reading():
-                found = [(hour, _rows_of(values)) for hour, values in zip(hours, replies, strict=True)]
-            for hour, rows in found:
+            for hour, rows in zip(hours, await self._read(hours), strict=True):
                 if rows:
                     yield hour, rows
 
-    async def _read(self, hours: Sequence[int]) -> list[dict[bytes, bytes]]:
-        async def read(client: Any) -> list[dict[bytes, bytes]]:
+    async def _read(self, hours: Sequence[int]) -> list[list[tuple[Payer, Counts]]]:
+        async def read(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 for hour in hours:
                     pipe.hgetall(self._key(hour))
-                return list(await pipe.execute())
+                return await pipe.execute()
 
-        return await self._store.execute(read, TIMEOUT_S)
+        return await self._store.execute(read, TIMEOUT_S, read=replies.list_of(_rows_of, len(hours)))
 
     def _key(self, hour: int) -> str:
         return self._store.names.key(f"spend:{hour}")
 
 
-def _rows_of(values: Mapping[bytes, bytes]) -> list[tuple[Payer, Counts]]:
+def _rows_of(reply: Any) -> list[tuple[Payer, Counts]]:
+    values = replies.map_of(replies.data, replies.data)(reply)
     rows = ((Payer.of(packed), counts) for packed, counts in values.items())
     return [(payer, Counts.of(counts)) for payer, counts in rows if payer is not None]
