@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
+import gateway
 from gateway.adapters.redis.append_only_file import AppendOnlyFile
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.durability import WriteThrough
@@ -124,6 +127,9 @@ CALLS: dict[type, dict[str, list[Any]]] = {
     RedisPolicies: {"publish": [POLICY, "h"], "read": []},
     SpendStore: {"add": ["g", 1, 1, {Payer("t"): Counts(requests=1)}], "move": [1, Payer("t"), OTHERS], "read": [0, 3]},
 }  # fmt: skip
+SENDS = re.compile(r"store\.(?:execute|run|send|poll)\(")
+# Functions that the classes of `CALLS` call, and one that reads nothing.
+OF_FUNCTIONS = {f"gateway.adapters.redis.{name}" for name in ("entry_pages", "former_entries")}
 NOT_DRIVEN = {(RedisStore, "close")}
 MAX_GOOD = 3  # replies that are as they should be before the strange ones
 REFUSED = (StoreUnavailable, RekeyIncomplete, VersionConflict)
@@ -233,6 +239,16 @@ def test_every_public_method_is_driven() -> None:
             if not name.startswith("_") and (inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member))
         }
         assert public - {name for owner, name in NOT_DRIVEN if owner is adapter} == set(calls), adapter
+
+
+def test_every_module_with_commands_is_driven() -> None:
+    root = Path(gateway.__file__).parent
+    with_commands = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for path in root.rglob("*.py")
+        if SENDS.search(path.read_text(encoding="utf-8"))
+    }
+    assert with_commands - OF_FUNCTIONS <= {adapter.__module__ for adapter in CALLS}
 
 
 async def prepare(adapters: Adapters, adapter: type) -> None:
