@@ -287,11 +287,19 @@ class LinkStore(Protocol):
     async def add_links(self, keys: Sequence[str]) -> None: ...
 
     async def links(self) -> list[str]:
-        """Return the keys, oldest first. Their number is bounded: the oldest are deleted."""
+        """Return the keys of links and turns, oldest first. Their number is bounded: the oldest are deleted."""
 
 
-class RelationStore(CounterexampleStore, LinkStore, Protocol):
-    """The counterexamples and the links of all gateways on a store. Raises `StoreUnavailable`."""
+class TurnStore(Protocol):
+    """Turns that semantic hits have answered (`gateway.cache.links`), for all gateways on a store. Raises
+    `StoreUnavailable`."""
+
+    async def add_turns(self, keys: Sequence[str]) -> None:
+        """Add turns by their keys. `LinkStore.links` returns them with the links. Their number is bounded."""
+
+
+class RelationStore(CounterexampleStore, LinkStore, TurnStore, Protocol):
+    """The counterexamples, the links and the turns of all gateways on a store. Raises `StoreUnavailable`."""
 
 
 class LearningStore(Protocol):
@@ -708,6 +716,7 @@ class Judgement(EvaluatedCandidate):
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped
 
 MAX_LINKS = 100_000  # 28 to 39 MB in a gateway; beyond it the oldest are dropped
+MAX_TURNS = 50_000  # that semantic hits answered: 10 MB in a gateway; beyond it the oldest are dropped
 
 
 class ComplexityScorer(Protocol):

@@ -137,7 +137,7 @@ FILES = Part(
 RELATIONS = Part(
     "relations",
     "links and counterexamples",
-    ("links", "counterexamples"),
+    ("links", "turns", "counterexamples"),
     (),
     Reach(
         erase=REACHED,

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder
+from gateway.cache.conversations import ContinuedRoute, conversations_of
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.screening import RouteScreen, Screen, ScreenedRoute
@@ -143,6 +144,10 @@ class RouteSteps:
             inflight = SimilarInflight(
                 lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
             )
+        conversations = None
+        if rule.conversations:
+            links, notes = parts.memory.links, parts.turn_notes
+            conversations = conversations_of(ContinuedRoute(links, parts.store, notes, parts.telemetry))
         return SemanticCache(
             inner,
             parts.space.embedder,
@@ -150,6 +155,7 @@ class RouteSteps:
             audits,
             inflight,
             route_screen(self.route, parts, lookup),
+            conversations,
             load=parts.space.load,
             scores_whole=len(self.route.target.tiers) > 1,
         ).__call__

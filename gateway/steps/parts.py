@@ -14,6 +14,7 @@ from gateway.cache.admission import HitForMiss, UseCounts
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import HitAudits
+from gateway.cache.conversations import TurnNotes
 from gateway.cache.decoys import Decoys
 from gateway.cache.embedding_spaces import PendingEmbeddings, Space, Spaces
 from gateway.cache.erasure import RecentErasures
@@ -233,6 +234,7 @@ class Parts:
     max_body_keys: int
     max_body: int
     memory: FeedbackState
+    turn_notes: TurnNotes
     fleet: Fleet
     feedback: FeedbackEndpoint
     background: Background
@@ -276,6 +278,8 @@ async def build_parts(
     spaces, former = await open_spaces(stack, inputs, embedder)
     background = Background()
     stack.push_async_callback(background.close)
+    turn_notes = TurnNotes(memory.links, stores.redis, telemetry)
+    stack.push_async_callback(turn_notes.close)
     fleet.open_leases(stack, telemetry)
     fleet.announce_embedder(stack, spaces, clock)
     meter_stack = await stack.enter_async_context(AsyncExitStack())
@@ -309,6 +313,7 @@ async def build_parts(
         max_body_keys=config.server.max_body_keys,
         max_body=config.server.max_body,
         memory=memory,
+        turn_notes=turn_notes,
         fleet=fleet,
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
         background=background,

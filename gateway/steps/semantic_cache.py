@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
+from gateway.cache.conversations import Continuation, RouteConversations
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
 from gateway.cache.load_level import EncoderLoad, OptionalWork
 from gateway.cache.screening import RouteScreen, Screening
@@ -103,6 +104,7 @@ class SemanticCache:
     audits: AuditedHits | None = None
     inflight: SimilarInflight | None = None  # waits for questions in flight
     screen: RouteScreen | None = None  # lets far questions go to their backend before they are embedded
+    conversations: RouteConversations | None = None  # finds the stored conversation that a request continues
     load: EncoderLoad = field(kw_only=True)  # of the encoder, which may leave no room to embed a question
     scores_whole: bool = field(default=False, kw_only=True)  # whether the complexity needs a long question's beginning
 
@@ -132,7 +134,10 @@ class SemanticCache:
         if screen is not None:
             screening = await self._screen_question(screen, request, question)
         if screening is not None and screening.is_far:
-            return await resolve_response(self.inner(request))
+            continued = self._continued(request, call)
+            if continued is None:
+                return await resolve_response(self.inner(request))
+            return await self._continue(request, call, question, continued)
         if request.embedding is None and not await self._embed(request, call, question):
             return await resolve_response(self.inner(request))
         assert request.embedding is not None
@@ -196,11 +201,47 @@ class SemanticCache:
         return self._serve(request, hit)
 
     def _serve(self, request: RequestContext, hit: Response) -> Response:
+        if self.conversations is not None:
+            self.conversations.note(request, hit)
         if self.audits is not None:
             self.audits.maybe_audit(request, self.inner)
         return hit
 
     def _pass_on(self, request: RequestContext, question: str, embedding: Embedding) -> Response | Awaitable[Response]:
+        call = request.call
+        if self.conversations is not None and self.conversations.links.has_turns and call is not None:
+            turns = call.body.get("messages") or call.body.get("input")
+            if type(turns) is list and len(turns) > 2 and not embedding.partial:  # one turn costs no call here
+                continued = self._continued(request, call)
+                if continued is not None:
+                    return self._continue(request, call, question, continued)
         if self.inflight is None:
             return self.inner(request)
         return self.inflight.answer(request, question, embedding, self.inner)
+
+    def _continued(self, request: RequestContext, call: Call) -> Continuation | None:
+        """Return the turns of a request that hits may have answered, or None if there are none."""
+        if self.conversations is None or request.directives.no_cache or not request.keys.scope:
+            return None
+        return self.conversations.find(request, call)
+
+    async def _continue(self, request: RequestContext, call: Call, question: str, continued: Continuation) -> Response:
+        """Look a question up in the conversation that the request continues. It has no hit in its own.
+
+        A miss is stored under the keys of the request: its backend has read what the client sent.
+        """
+        own, keys = request.keys, await continued.keys()
+        if keys is not None and (request.embedding is not None or await self._embed(request, call, question)):
+            assert request.embedding is not None
+            if not request.embedding.partial:
+                try:
+                    request.keys = keys
+                    hit = self.lookup.find(request, question, request.embedding)
+                    hit = hit if hit is None or isinstance(hit, Response) else await hit
+                finally:
+                    request.keys = own
+                if hit is not None:
+                    return self._serve(request, hit)
+        if self.inflight is None or request.embedding is None:
+            return await resolve_response(self.inner(request))
+        return await self.inflight.answer(request, question, request.embedding, self.inner)

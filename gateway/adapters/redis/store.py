@@ -25,7 +25,16 @@ from gateway.circuit_breaker import BreakerState
 from gateway.entries import Entry, Vector
 from gateway.errors import StoreUnavailable
 from gateway.observability.json_logging import RateLimitedLog
-from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeJournal, ChangeKind, Clock, StoredVector, StoreStats
+from gateway.ports import (
+    MAX_COUNTEREXAMPLES,
+    MAX_LINKS,
+    MAX_TURNS,
+    ChangeJournal,
+    ChangeKind,
+    Clock,
+    StoredVector,
+    StoreStats,
+)
 
 TOKEN_DOLLARS = 1e-7  # the value of a token without a price: among unpriced answers the longer one wins
 
@@ -148,6 +157,7 @@ LOG = logging.getLogger("nearhit.store")
 COUNTEREXAMPLES = PREFIX + "counterexamples"
 
 LINKS = PREFIX + "links"
+TURNS = PREFIX + "turns"
 
 LEARNING = PREFIX + "learning"
 
@@ -411,15 +421,18 @@ class RedisStore:
     async def add_links(self, keys: Sequence[str]) -> None:
         await self._add_keys(LINKS, keys, MAX_LINKS, ChangeKind.LINKS)
 
+    async def add_turns(self, keys: Sequence[str]) -> None:
+        await self._add_keys(TURNS, keys, MAX_TURNS, ChangeKind.LINKS)
+
     async def links(self) -> list[str]:
-        return await self._keys(LINKS)
+        return await self._keys(LINKS) + await self._keys(TURNS)
 
     async def remove_relations(self, counterexamples: Sequence[str], links: Sequence[str]) -> None:
-        """Remove counterexamples and links by their keys. Raise `StoreUnavailable`."""
+        """Remove counterexamples, and links or turns, by their keys. Raise `StoreUnavailable`."""
 
         async def remove(client: Any) -> None:
             async with client.pipeline(transaction=True) as pipe:
-                for name, keys in ((COUNTEREXAMPLES, counterexamples), (LINKS, links)):
+                for name, keys in ((COUNTEREXAMPLES, counterexamples), (LINKS, links), (TURNS, links)):
                     for at in range(0, len(keys), SCAN_BATCH):
                         pipe.zrem(name, *keys[at : at + SCAN_BATCH])
                 await pipe.execute()

@@ -96,6 +96,9 @@ class SemanticRule(Section):
     coalesce: Switch = False
     """`on`: a question waits for one in flight, in the same gateway, that asks the same in other words. Then it is
     looked up as usual."""
+    conversations: Switch = True
+    """`on`: after a semantic hit the conversation goes on as that of the stored question, so that its next turns are
+    looked up there, too. `off`: each wording of the first turn is a conversation of its own."""
     screen: Switch = True
     """`on`: a question that nothing stored resembles goes to its backend at once, and is embedded later. At most 1 % of
     the hits are lost. `off`: every question is embedded and looked up first."""
