@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gauntlet import (
+    booked_calls,
     cancelled_clients,
     clock_shifts,
     erasures,
@@ -56,6 +57,7 @@ PARTS: tuple[Part, ...] = (
     hanging_webhooks.PART,
     clock_shifts.PART,
     spending.PART,
+    booked_calls.PART,
     spelled_requests.PART,
     erasures.PART,
     short_answers.PART,
