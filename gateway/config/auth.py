@@ -31,8 +31,8 @@ class RoleMapping(Section):
     """Values of `role_claim` for the role `use`."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if not any(given.get(role) for role in ("admin", "operate", "use")):
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if not any(settings.get(role) for role in ("admin", "operate", "use")):
             yield Problem(None, "a role is required, e.g. admin: [platform-team]")
 
     def as_mapping(self) -> Mapping[str, tuple[str, ...]]:
@@ -92,8 +92,8 @@ class AuthConfig(Section):
         return self.credential_rules if self.mode == "passthrough" else None
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        keys, mode = given.get("keys", {}), given.get("mode", "passthrough")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        keys, mode = settings.get("keys", {}), settings.get("mode", "passthrough")
         if mode == "passthrough" and keys:
             yield Problem("keys", "have no effect in mode passthrough, expected mode: keys")
         tenants = keys if isinstance(keys, dict) else {}

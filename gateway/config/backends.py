@@ -156,17 +156,17 @@ HedgeOrOff = Annotated[
 """None: no hedges."""
 
 
-def url_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
+def url_problems(settings: Mapping[str, Any], example: str) -> Iterator[Problem]:
     """Yield the contradictions between `url`, `upstreams` and `hedge`."""
-    upstreams = given.get("upstreams")
+    upstreams = settings.get("upstreams")
     alone = isinstance(upstreams, list | tuple) and len(upstreams) == 1
-    if ("upstreams" not in given or alone) and given.get("hedge") not in (None, False, "off"):
+    if ("upstreams" not in settings or alone) and settings.get("hedge") not in (None, False, "off"):
         yield Problem(
             "hedge", "needs a second upstream and there is one, expected two or more in 'upstreams', or hedge: off"
         )
-    if "url" in given and "upstreams" in given:
+    if "url" in settings and "upstreams" in settings:
         yield Problem("upstreams", "cannot stand next to 'url', expected only one of the two")
-    elif "url" not in given and "upstreams" not in given:
+    elif "url" not in settings and "upstreams" not in settings:
         yield Problem(None, f"'url' is required, e.g. url: {example}, or 'upstreams' with a list of URLs")
     if not isinstance(upstreams, list | tuple):
         return
@@ -268,8 +268,8 @@ class PriceConfig(Section):
         return {name: getattr(price, name) for name in sorted(written)}
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        cached, fresh = given.get("cached_input_per_million"), given.get("input_per_million", 0)
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        cached, fresh = settings.get("cached_input_per_million"), settings.get("input_per_million", 0)
         if isinstance(cached, int | float) and isinstance(fresh, int | float) and cached > fresh:
             yield Problem(
                 "cached_input_per_million",
@@ -391,9 +391,9 @@ class OpenAIBackendConfig(RemoteBackendSection):
     endpoint as they are, without caches and rates of requests. Limits of tokens and cost count their usage."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from url_problems(given, "https://api.openai.com/v1")
-        if given.get("batch") is not None and given.get("adapter") != "kserve":
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from url_problems(settings, "https://api.openai.com/v1")
+        if settings.get("batch") is not None and settings.get("adapter") != "kserve":
             yield Problem("batch", "works on tensors only, expected adapter: kserve or triton")
 
     @property

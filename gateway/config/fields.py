@@ -172,14 +172,14 @@ def optional_section(section: type[Section], example: str) -> Callable[[object],
     return parse
 
 
-def triton_problems(given: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Problem]:
+def triton_problems(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Problem]:
     """Yield the problems of a section whose `adapter` may be `triton`, which needs a `url`; `keys` need `triton`."""
-    if given.get("adapter") == "triton":
-        if given.get("url") is None:
+    if settings.get("adapter") == "triton":
+        if settings.get("url") is None:
             yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
         return
     for key in keys:
-        if given.get(key) is not None:
+        if settings.get(key) is not None:
             yield Problem(key, f"works with adapter: triton only, expected that adapter or no {key}")
 
 

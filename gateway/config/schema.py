@@ -136,8 +136,8 @@ class AccessLogConfig(Section):
     decides first. All others are logged."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        sample = given.get("sample")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        sample = settings.get("sample")
         names = (*(verdict.value for verdict in Verdict), *CLASSES)
         for word in sample if isinstance(sample, dict) else ():
             if word not in names:
@@ -204,8 +204,8 @@ class CrossEncoderConfig(Section):
     """For `triton`: the time to score one pair. When it passes, the verifier's first score decides."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        return triton_problems(given, ("url", "model", "timeout"))
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        return triton_problems(settings, ("url", "model", "timeout"))
 
 
 _cross_encoder = optional_section(CrossEncoderConfig, "{adapter: triton, url: grpc://127.0.0.1:8001}")
@@ -239,8 +239,8 @@ class CorsConfig(Section):
     """How long a browser may cache the response to a preflight."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        origins = given.get("origins")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        origins = settings.get("origins")
         for origin in origins if isinstance(origins, list | tuple) else ():
             if isinstance(origin, str) and origin != "*" and ORIGIN.fullmatch(origin) is None:
                 yield Problem(
@@ -353,8 +353,8 @@ class EmbeddingModel(Section):
     each call to the server."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        return triton_problems(given, ("url", "tokenizer"))
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        return triton_problems(settings, ("url", "tokenizer"))
 
 
 class EmbedderConfig(EmbeddingModel):
@@ -419,16 +419,16 @@ class IndexConfig(Section):
     """For `milvus`: the time of a search or an addition. A search that takes longer is a miss."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("adapter", "faiss") == "milvus":
-            if given.get("url") is None:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if settings.get("adapter", "faiss") == "milvus":
+            if settings.get("url") is None:
                 yield Problem(None, "'url' is required, e.g. url: http://127.0.0.1:19530")
-            if given.get("device", "cpu") != "cpu":
+            if settings.get("device", "cpu") != "cpu":
                 yield Problem("device", "works with adapter: faiss only, expected that adapter or no device")
-        if given.get("adapter", "faiss") != "faiss" and given["adapter"] in INDEXES.names():
+        if settings.get("adapter", "faiss") != "faiss" and settings["adapter"] in INDEXES.names():
             return
         for key in ("url", "token_env"):
-            if given.get(key) is not None:
+            if settings.get(key) is not None:
                 yield Problem(key, f"works with adapter: milvus only, expected that adapter or no {key}")
 
 
@@ -471,9 +471,9 @@ class Config(Section):
     """The folder with the policy files."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        server, auth = given.get("server"), given.get("auth")
-        yield from _single_process_problems(server, given.get("index"))
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        server, auth = settings.get("server"), settings.get("auth")
+        yield from _single_process_problems(server, settings.get("index"))
         yield from _port_conflicts(server)
         if not isinstance(server, dict) or (
             isinstance(auth, dict) and (auth.get("admin_token_env") or auth.get("oidc"))

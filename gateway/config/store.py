@@ -28,9 +28,9 @@ class StoreTls(Section):
     """PEM file with the private key of `certificate`, without a password. Read at start."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         for key, other in (("certificate", "key"), ("key", "certificate")):
-            if given.get(key) is not None and given.get(other) is None:
+            if settings.get(key) is not None and settings.get(other) is None:
                 yield Problem(key, f"needs {other}, expected both or neither")
 
 
@@ -43,8 +43,8 @@ class EncryptionKey(Section):
     """The file with the secret. Read at start."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if (given.get("env") is None) == (given.get("file") is None):
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if (settings.get("env") is None) == (settings.get("file") is None):
             yield Problem(None, "expected either env, the name of a variable, or file, a path")
 
 
@@ -102,12 +102,12 @@ class StoreConfig(Section):
         return parse_store_url(self.url)
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         try:
-            target = parse_store_url(given.get("url", "embedded"))
+            target = parse_store_url(settings.get("url", "embedded"))
         except ValueError:
             return  # the field itself reports it
-        named = [key for key in SERVER_ONLY_KEYS if given.get(key) is not None]
+        named = [key for key in SERVER_ONLY_KEYS if settings.get(key) is not None]
         if target.kind is StoreKind.EMBEDDED:
             for key in named:
                 yield Problem(key, "works with an outside store only, expected its address in store.url")

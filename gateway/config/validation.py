@@ -70,8 +70,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - subclasses read it
-        """Yield the contradictions between keys. `given` is as written: any key may have any value."""
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - subclasses read it
+        """Yield the contradictions between keys. `settings` are as written: any key may have any value."""
         return iter(())
 
     @classmethod

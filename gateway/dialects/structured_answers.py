@@ -30,10 +30,10 @@ def read_parts(
     return answer if all(made.is_readable for made in answer.tool_calls) else None
 
 
-def schema_of(given: Mapping[str, Any]) -> Schema | None:
+def schema_of(settings: Mapping[str, Any]) -> Schema | None:
     """Return the JSON Schema in the format that a request states."""
-    schema = given.get("schema")
-    return schema if given.get("type") == "json_schema" and isinstance(schema, dict | bool) else None
+    schema = settings.get("schema")
+    return schema if settings.get("type") == "json_schema" and isinstance(schema, dict | bool) else None
 
 
 def tool_schemas(tools: Sequence[Any], key: str) -> dict[str, Schema]:

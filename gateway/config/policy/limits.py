@@ -87,8 +87,8 @@ class CostRule(Section):
     """Beyond the cap: `refuse` answers 429, except for hits. `light` lets the lightest model answer, and counts on."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("per_day") is None and given.get("per_month") is None:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if settings.get("per_day") is None and settings.get("per_month") is None:
             yield Problem(None, "one of per_day and per_month is required, e.g. per_day: 20 USD")
 
 
@@ -111,11 +111,11 @@ class LimitRule(Section):
     """`on`: `requests` also counts hits. Each hit then costs a request to the store."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         limits = ("requests", "tokens", "concurrency", "large_share", "cost")
-        if not any(given.get(key) is not None for key in limits):
+        if not any(settings.get(key) is not None for key in limits):
             yield Problem(None, f"a limit is required, expected one of: {', '.join(limits)}; e.g. requests: 600/min")
-        elif given.get("count_hits") in (True, "on") and given.get("requests") is None:
+        elif settings.get("count_hits") in (True, "on") and settings.get("requests") is None:
             yield Problem("count_hits", "has no effect without requests, expected e.g. requests: 600/min")
 
 

@@ -119,8 +119,8 @@ class SemanticRule(Section):
         return self.learn is not None and self.max_wrong_hits is not None
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        promise, threshold = given.get("max_wrong_hits"), given.get("min_similarity")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        promise, threshold = settings.get("max_wrong_hits"), settings.get("min_similarity")
         if promise is None and threshold is None:
             yield Problem(None, "one of max_wrong_hits and min_similarity is required, e.g. max_wrong_hits: 1%")
         elif promise is not None and threshold is not None:
@@ -162,8 +162,8 @@ class AdmitRule(FeatureSection):
     questions come once."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        low, high = given.get("min_tokens"), given.get("max_tokens")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        low, high = settings.get("min_tokens"), settings.get("max_tokens")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
 
@@ -206,8 +206,8 @@ class CacheRule(FeatureSection):
     """`on`: each hit has its own `id` and `created`. `off`: a hit is byte for byte the stored response."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("replay_rate") is not None and given.get("replay", "full") == "full":
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if settings.get("replay_rate") is not None and settings.get("replay", "full") == "full":
             yield Problem("replay_rate", "has no effect with replay: full, expected replay: paced")
 
 
@@ -265,8 +265,8 @@ class TargetRule(FeatureSection):
     """Backends to try, in this order, if those of all tiers fail before their first byte."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from tier_problems(given, TIER_THRESHOLDS)
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from tier_problems(settings, TIER_THRESHOLDS)
 
 
 class MatchRule(Section):
@@ -303,8 +303,8 @@ class RouteRule(FeatureSection):
     """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        target, cache = given.get("route"), given.get("cache")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        target, cache = settings.get("route"), settings.get("cache")
         if isinstance(target, dict) and target.get("audit") is not None and not enabled_caches(cache):
             yield Problem(
                 "route", "audit compares stored answers and no cache is on, expected cache.exact or cache.semantic"
@@ -312,7 +312,7 @@ class RouteRule(FeatureSection):
         stale = isinstance(cache, dict) and cache.get("stale_if_error")
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error")
-        yield from feature_problems(given)
+        yield from feature_problems(settings)
 
 
 class PolicyFile(Section):
@@ -328,7 +328,7 @@ class PolicyFile(Section):
     """Expectations: requests, each with the decision that the policy must make."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        tests = given.get("tests")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        tests = settings.get("tests")
         if isinstance(tests, list) and len(tests) > MAX_EXPECTATIONS:
             yield Problem("tests", f"{len(tests)} tests in a file, expected at most {MAX_EXPECTATIONS}")

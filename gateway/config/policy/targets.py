@@ -126,17 +126,17 @@ OptionalTierParts = Annotated[
 Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJsonSchema(_STEPS)]
 
 
-def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iterator[Problem]:
+def tier_problems(settings: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iterator[Problem]:
     """Yield the contradictions between the keys that choose a backend.
 
     `thresholds` are the keys that choose a tier. The first of them has one number per step; the others work with two
     tiers only.
     """
-    has = {key for key, value in given.items() if value is not None}
+    has = {key for key, value in settings.items() if value is not None}
     pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "learn"}
     of_tiers |= {key for key in has if (feature := feature_of(f"route.{key}")) is not None and feature.among_tiers}
     if "backend" in has:
-        if isinstance(given["backend"], dict) and isinstance(given["backend"].get("parameters"), dict):
+        if isinstance(settings["backend"], dict) and isinstance(settings["backend"].get("parameters"), dict):
             yield Problem("backend", "parameters need tiers to choose from, expected light and large, or tiers")
         for key in sorted(pair | of_tiers | has & {"tiers"}):
             yield Problem(key, "cannot stand next to backend, expected either backend, or light and large")
@@ -144,21 +144,21 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     if "tiers" in has:
         for key in sorted(pair):
             yield Problem(key, "cannot stand next to tiers, expected either tiers, or light and large")
-        yield from _step_count_problems(given, has, thresholds)
+        yield from _step_count_problems(settings, has, thresholds)
     elif not pair | of_tiers:
         yield Problem(None, "a backend is required, e.g. backend: main, or light: light and large: large")
     else:
         for key in sorted({"light", "large"} - pair):
             yield Problem(None, f"{key!r} is required with {min(pair | of_tiers)!r}, e.g. {key}: {key}")
-        if isinstance(steps := given.get("escalate_above"), list) and len(steps) > 1:
+        if isinstance(steps := settings.get("escalate_above"), list) and len(steps) > 1:
             yield Problem("escalate_above", f"{len(steps)} numbers, expected one: from light to large is one step")
     first, *others = [rule for rule in thresholds if rule in has] or [""]
     for other in others:
         yield Problem(other, f"cannot stand next to {first}, expected only one of {', '.join(thresholds)}")
 
 
-def _step_count_problems(given: Mapping[str, Any], has: set[str], thresholds: tuple[str, ...]) -> Iterator[Problem]:
-    tiers = given["tiers"]
+def _step_count_problems(settings: Mapping[str, Any], has: set[str], thresholds: tuple[str, ...]) -> Iterator[Problem]:
+    tiers = settings["tiers"]
     if not isinstance(tiers, list):
         return  # the field itself reports it
     if not 2 <= len(tiers) <= MAX_TIERS:
@@ -174,7 +174,7 @@ def _step_count_problems(given: Mapping[str, Any], has: set[str], thresholds: tu
     for key in thresholds[1:]:
         if key in has:
             yield Problem(key, "works with two tiers only, expected escalate_above with one number per step")
-    steps = given.get("escalate_above")
+    steps = settings.get("escalate_above")
     count = len(steps) if isinstance(steps, list) else 0 if steps is None else 1
     if count != len(tiers) - 1 and not has & set(thresholds[1:]):
         example = f"escalate_above with {len(tiers) - 1} ascending numbers"

@@ -57,12 +57,12 @@ class RequestRule(Section):
     """The complexity in [0, 1], to test the rule and not the estimate. Without it, the gateway estimates it."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("body") is not None:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if settings.get("body") is not None:
             for key in ("question", "model"):
-                if given.get(key) is not None:
+                if settings.get(key) is not None:
                     yield Problem(key, "cannot stand next to body, expected only one of the two")
-        elif given.get("question") is not None and given.get("path", _BODIES[0]) not in _BODIES:
+        elif settings.get("question") is not None and settings.get("path", _BODIES[0]) not in _BODIES:
             yield Problem("question", f"works with {' and '.join(_BODIES)} only, expected body for this path")
 
 
@@ -81,8 +81,8 @@ class ExpectRule(Section):
     """The clients that share the entry: `user`, `tenant` or `global`."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if not any(value is not None for value in given.values()):
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if not any(value is not None for value in settings.values()):
             yield Problem(
                 None, "an expectation is required, expected one or more of: route, backend, tier, cache, share"
             )

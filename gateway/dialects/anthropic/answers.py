@@ -200,8 +200,8 @@ def _apply_message_event(message: dict[str, Any], event: Mapping[str, Any]) -> N
             _replace(message, {key: value})
 
 
-def _replace(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
-    for key, value in given.items():
+def _replace(fields: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
         if value is not None or key not in fields:
             fields[key] = value
 

@@ -84,9 +84,9 @@ def _finish_choice(operation: str, index: int, choice: dict[str, Any], message: 
     return choice
 
 
-def _merge_fields(merged: dict[str, Any], given: Mapping[str, Any], *, grow: bool = False) -> None:
+def _merge_fields(merged: dict[str, Any], settings: Mapping[str, Any], *, grow: bool = False) -> None:
     """Merge fields: the last non-empty value wins, objects are merged; with `grow`, lists are joined."""
-    for key, value in given.items():
+    for key, value in settings.items():
         before = merged.get(key)
         if before is None or (value and isinstance(value, str)):
             merged[key] = value

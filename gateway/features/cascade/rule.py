@@ -44,17 +44,19 @@ class CascadeRule(Section):
         return f"its answer is served if {self.check} scores it above {self.accept_above:g}"
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("accept_above") is None and given.get("check") != "schema":
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        if settings.get("accept_above") is None and settings.get("check") != "schema":
             yield Problem(None, "'accept_above' is required, e.g. accept_above: 0.7")
-        if given.get("accept_above") is not None and given.get("check") == "schema":
+        if settings.get("accept_above") is not None and settings.get("check") == "schema":
             yield Problem("accept_above", "has no effect with check: schema, expected no such key")
-        checks = {given.get("check")} | ({given.get("otherwise")} if given.get("check") == "logprobs" else set())
-        if "otherwise" in given and given.get("check") != "logprobs":
+        checks = {settings.get("check")} | (
+            {settings.get("otherwise")} if settings.get("check") == "logprobs" else set()
+        )
+        if "otherwise" in settings and settings.get("check") != "logprobs":
             yield Problem("otherwise", "has no effect with this check, expected check: logprobs")
-        if "samples" in given and "consistency" not in checks:
+        if "samples" in settings and "consistency" not in checks:
             yield Problem("samples", "has no effect with this check, expected check: consistency")
-        if given.get("judge") is not None and "verifier" not in checks:
+        if settings.get("judge") is not None and "verifier" not in checks:
             yield Problem("judge", "has no effect with this check, expected check: verifier")
 
 

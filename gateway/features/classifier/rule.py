@@ -51,17 +51,17 @@ class ComplexityRule(Section):
     """How long a request waits for the classifier, 5 s at most. Afterwards the gateway's own score counts."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        adapter, url = given.get("adapter"), given.get("url")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        adapter, url = settings.get("adapter"), settings.get("url")
         if not isinstance(adapter, str) or adapter not in SCHEMES:
             return  # the field itself reports it
         scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""
         if scheme in (*SCHEMES["http"], *SCHEMES["triton"]) and scheme not in SCHEMES[adapter]:
             example = GRPC_EXAMPLE if adapter == "triton" else HTTP_EXAMPLE
             yield Problem("url", f"does not fit adapter: {adapter}, expected {example}, got {format_value(url)}")
-        if adapter == "triton" and given.get("model") is None:
+        if adapter == "triton" and settings.get("model") is None:
             yield Problem(None, "'model' is required with adapter: triton, e.g. model: difficulty")
-        if adapter == "http" and given.get("model") is not None:
+        if adapter == "http" and settings.get("model") is not None:
             yield Problem("model", "works with adapter: triton only, expected that adapter or no model")
 
 

@@ -62,8 +62,8 @@ class _Terms(Section):
     """`read-only`: the key gets hits. It neither stores answers nor moves what routes learn. Default: `read-write`."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        limits = given.get("limits")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        limits = settings.get("limits")
         for rule in limits if isinstance(limits, list) else [limits]:
             if isinstance(rule, dict) and "per" in rule:
                 yield Problem("limits", "per: a key's limits are its own, expected none")

@@ -29,8 +29,8 @@ class SessionRule(Section):
     sessions."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        by = given.get("by")
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        by = settings.get("by")
         if isinstance(by, list):
             for place, name in enumerate(by):
                 if name in by[:place]:

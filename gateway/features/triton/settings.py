@@ -93,9 +93,9 @@ class TritonBackendConfig(RemoteBackendSection):
     `--model-control-mode=explicit`."""
 
     @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from url_problems(given, "grpc://127.0.0.1:8001")
-        if "metrics_url" in given and "upstreams" in given:
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from url_problems(settings, "grpc://127.0.0.1:8001")
+        if "metrics_url" in settings and "upstreams" in settings:
             yield Problem("metrics_url", "is that of one server, expected a 'metrics_url' in each of the 'upstreams'")
 
     @property
