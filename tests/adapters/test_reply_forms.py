@@ -79,7 +79,7 @@ CALLS: dict[type, dict[str, list[Any]]] = {
         "without_vector": [], "vectors": [], "fingerprints": [], "listed": [10], "vectors_of": [[NAME]],
         "add_counterexample": ["a b"], "counterexamples": [], "add_links": [["a b"]], "links": [],
         "remove_relations": [["a"], ["b"]], "put_learning": ["r", b"x"], "learning": ["r"], "stats": [],
-        "publish_change": [None], "delete": [[NAME]],
+        "add_turns": [["a b"]], "publish_change": [None], "delete": [[NAME]],
     },
     RedisPurges: {
         "write_bans": [{"b": b"x"}, ["c"]], "version": [], "bans": [], "latest_expiry": [], "records": ["e"],
