@@ -24,9 +24,9 @@ from bench.gateways import free_port, server
 from bench.load import open_connections, run_on
 from bench.process import children, cpu_seconds, thread_seconds
 from bench.prompts import Count, Prompt
-from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
+from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest, model_dir_of
 from gateway.adapters.onnx.tokenizer import TextTokenizer
-from gateway.cache.model_factory import build_encoder, model_dir_of
+from gateway.cache.model_factory import build_encoder
 from gateway.config.policy.single_backend import POLICY
 from gateway.config.schema import EmbedderConfig
 from gateway.long_questions import MAX_WHOLE, split_question

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway import bootstrap
 from gateway.adapters.system.clock import SystemClock
@@ -23,8 +21,7 @@ from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
 from gateway.bootstrap import Access, Dashboard, Observed, observer_of
-from gateway.cache.embedding_migration import retry_until_available
-from gateway.cache.model_factory import build_embedder
+from gateway.cache.recovery import retry_until_available
 from gateway.cache.stores import Stores, open_stores
 from gateway.circuit_breaker import BreakerState
 from gateway.config import Config
@@ -32,7 +29,7 @@ from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
 from gateway.errors import StartupError
-from gateway.feature import Core, Features
+from gateway.feature import Core, Features, embeds
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.http_server.responses_socket import ResponsesSockets
@@ -46,9 +43,12 @@ from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.erasures import ErasureCore, Erasures
 from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
-from gateway.steps.parts import Parts, build_parts
+from gateway.steps.parts import OPENING, Parts, build_parts, recovery_of
 from gateway.tasks import run_in
 from gateway.worker import WorkerEnvironment, admin_socket, data_socket
+
+if TYPE_CHECKING:  # imported with the spaces
+    from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 
 LOG = logging.getLogger("nearhit")
 
@@ -75,9 +75,12 @@ class Gateway:
         self.replication = parts.fleet.replicate(
             stores, parts.spaces, parts.store, parts.memory, parts.telemetry, parts.clock, self.removal
         )
-        self.recovery = bootstrap.recovery_of(stores, parts.space, parts, self.removal, self.replication)
-        self.migration = bootstrap.migration_of(stores, parts)
-        self.cutover = bootstrap.cutover_of(config, stores, parts, self.migration, self._on_cutover)
+        space = parts.space if parts.spaces.is_open else None
+        self.recovery = recovery_of(stores, parts, space, self.removal, self.replication)
+        self.migration: EmbeddingMigration | None = None  # both while a route compares questions
+        self.cutover: EmbedderCutover | None = None
+        if space is not None:
+            self._open_migration()
         self._deployment = Deployment.of(config)
         self.features = Features(
             Core(
@@ -134,9 +137,7 @@ class Gateway:
         self.quality = QualityHandler(parts.spaces, lambda: self.policy)
         self.figures = figures_of(config, worker_environment, stores, parts.telemetry, self.gauges, parts.clock.wall())
         self.stats = Stats(self.figures, parts.clock, self.describe)
-        self.policies = PolicyManager(
-            config, policies, policy, self.policy_reloaded, parts.clock.wall, self.features.open_for
-        )
+        self.policies = PolicyManager(config, policies, policy, self.policy_reloaded, parts.clock.wall, self._prepare)
         self.admin_port = self._admin_port(worker_environment)
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
@@ -184,6 +185,8 @@ class Gateway:
         """Act on the outcome of a reload. `policy` is None if the reload failed; the last good policy stays."""
         if policy is not None:
             self.apply(policy)
+            if self.cutover is None and self.parts.spaces.is_open:
+                self._follow_spaces()
             self.parts.fleet.policy(policy.hash)
             LOG.info("policy in force", extra={"fields": {"hash": policy.hash}})
         else:
@@ -205,10 +208,11 @@ class Gateway:
         for space in self.parts.spaces.all:
             space.backlog.routes = frozenset(route.name for route in policy.routes if route.semantic is not None)
         set_policy_gauges(self.parts.telemetry, policy)
-        for route in policy.routes:
-            # created here so that the route is shown from the start, before it has learnt anything
-            control = self.parts.space.controls.of(route.name)
-            control.learning = route.semantic is not None and route.semantic.learns
+        if self.parts.spaces.is_open:
+            for route in policy.routes:
+                # created here so that the route is shown from the start, before it has learnt anything
+                control = self.parts.space.controls.of(route.name)
+                control.learning = route.semantic is not None and route.semantic.learns
         return table
 
     def _pipeline(self) -> Handler:
@@ -261,12 +265,46 @@ class Gateway:
         """Load the entries of the current embedding model from the store, then migrate those of another model."""
         await retry_until_available(self.stores.adopt_former)
         await self.recovery.run()
-        self.parts.space.backlog.begin()
-        await self.cutover.run()
+        await self._carry_over()
+
+    async def _carry_over(self) -> None:
+        if self.cutover is not None:
+            self.parts.space.backlog.begin()
+            await self.cutover.run()
+
+    async def _prepare(self, policy: Policy) -> None:
+        """Open what a policy needs, before it comes into force. Raise `ConfigInvalid`."""
+        self.features.open_for(policy)
+        route = next(filter(embeds, policy.routes), None)
+        if route is not None:
+            try:
+                await self.parts.opener.open()
+            except Exception as error:  # of a model, its files or its server
+                LOG.warning("the embedding model cannot be opened", exc_info=error)
+                message = f"the embedding model cannot be opened for route {route.name}: {error}"
+                raise ConfigInvalid([ConfigError(route.file, route.line, ("cache", "semantic"), message)]) from None
+
+    def _open_migration(self) -> None:
+        opening = import_module(OPENING)
+        self.migration = opening.migration_of(self.stores, self.parts)
+        self.cutover = opening.cutover_of(self.config, self.stores, self.parts, self.migration, self._on_cutover)
+
+    def _follow_spaces(self) -> None:
+        """Read the vectors of the store after spaces have opened while the gateway serves."""
+        self._open_migration()
+        begun, self.recovery = self.recovery, recovery_of(self.stores, self.parts, self.parts.space)
+
+        async def recover() -> None:
+            await begun.complete.wait()  # no hit before the bans are known
+            await retry_until_available(self.parts.routing.restore)
+            await self.recovery.run()
+            await self._carry_over()
+
+        run_in(self.parts.opener.stack, recover())
 
     def _on_cutover(self) -> None:
         """Switch to the space of the new embedding model. Requests that arrive from now on use it."""
-        self.parts = replace(self.parts, space=self.parts.spaces.serving)
+        assert self.cutover is not None
         self.recovery = self.cutover.recovery
         self.apply(self.policy)
         self.parts.space.backlog.begin()
@@ -287,7 +325,7 @@ class Gateway:
             "index_ready": self.recovery.ready,
             "loop": self.parts.loop_monitor.shown(),
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
-            "embedder": self.parts.space.embedder.fingerprint,
+            "embedder": self.parts.space.embedder.fingerprint if self.parts.spaces.is_open else "",
             "other_embedders": list(self.parts.fleet.other_embedders),
             "embedder_to_come": None
             if (upcoming := self.parts.spaces.upcoming) is None
@@ -323,15 +361,14 @@ async def running(
         if worker_environment is None:  # the supervisor of a worker holds the lock
             lock = DataDirLock(config.data_dir)
             stack.callback(lock.release)
-        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
-        stack.callback(embedder.close)
-        stores = await open_stores(config, environ, encoder.fingerprint, clock)
+        stores = await open_stores(config, environ, clock)
         stack.push_async_callback(stores.close)
-        # Do not bind the parts to a name: this frame lives as long as the gateway, and would keep a former space in
-        # memory.
+        parts = await build_parts(stack, config, environ, clock, draw, stores)
+        if any(map(embeds, policy.routes)):
+            await parts.opener.open()
         gateway = Gateway(
             config,
-            await build_parts(stack, config, environ, clock, draw, stores, embedder),
+            parts,
             stores,
             policy,
             environ,

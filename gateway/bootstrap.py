@@ -15,19 +15,14 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.admin.audit import AuditPort
 from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
 from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
 from gateway.admin.static_files import StaticFiles
-from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
-from gateway.cache.embedding_spaces import Space
 from gateway.cache.freshness import longest_lifetime_s
-from gateway.cache.index_checkpoints import remove_former_checkpoint
 from gateway.cache.purge import Purge
-from gateway.cache.recovery import Recovery
 from gateway.cache.stores import Stores
 from gateway.config import AuthConfig, Config
 from gateway.config.auth import OidcConfig
@@ -45,7 +40,6 @@ from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
 from gateway.steps.authenticate import AuthThrottle, PassthroughAuth
 from gateway.steps.authenticate_job import JobAuth
-from gateway.steps.fleet import ChangeFollower
 from gateway.steps.key_lookup import REJECTION_MESSAGES, ApiKeys
 from gateway.steps.parts import Parts
 from gateway.steps.shared_tenants import TenantsOfKeys
@@ -233,43 +227,5 @@ def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], 
         clock=parts.clock,
         telemetry=parts.telemetry,
         horizon_s=horizon_s,
-    )
-
-
-def recovery_of(
-    stores: Stores,
-    space: Space,
-    parts: Parts,
-    removal: Purge | None = None,
-    replication: ChangeFollower | None = None,
-) -> Recovery:
-    """Build the recovery of one space. Pass `removal` and `replication` only for the serving space: counterexamples and
-    removals must be known before any lookup."""
-    return Recovery(
-        space.store,
-        stores.redis,
-        space.index,
-        parts.memory.counterexamples,
-        parts.memory.links,
-        parts.clock,
-        space.checkpoints,
-        None if removal is None else space.learning,
-        removal,
-        None if replication is None else replication.consumer,
-    )
-
-
-def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:
-    """Build the migration of stored entries to the embedding model in use."""
-    foreign = RedisMigration(stores.redis, embedder=parts.spaces.target.embedder.fingerprint)
-    return EmbeddingMigration(foreign, parts.spaces, parts.telemetry, parts.clock)
-
-
-def cutover_of(
-    config: Config, stores: Stores, parts: Parts, migration: EmbeddingMigration, on_cutover: Callable[[], None]
-) -> EmbedderCutover:
-    """Build the cutover. `on_cutover` rebuilds the request pipeline for the space that then serves."""
-    recovery = recovery_of(stores, parts.spaces.target, parts)
-    return EmbedderCutover(
-        parts.spaces, migration, recovery, on_cutover, parts.former, lambda: remove_former_checkpoint(config)
+        open_spaces=parts.opener.open,
     )

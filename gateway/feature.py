@@ -145,6 +145,8 @@ class Feature(ABC):
     """Whether its key, in the section `route`, means nothing on a route with one backend."""
     meters: bool = False
     """Whether the calls of its routes are metered, whatever their limits and prices."""
+    embeds: bool = False
+    """Whether a route with it needs the embedding model."""
     steps: Sequence[FeatureStep] = ()
     metrics: type | None = None
     """A class without arguments whose objects have the feature's metrics as attributes: `open` includes one in the
@@ -216,6 +218,13 @@ def features_of(route: Route) -> Iterator[Feature]:
     keys = FEATURES.names() if len(route.rules) > 1 else route.rules
     used: dict[Feature, None] = dict.fromkeys(FEATURES.load(key) for key in keys if key in route.rules)
     yield from (feature for feature in used if feature.applies(route))
+
+
+def embeds(route: Route) -> bool:
+    """Return whether a route needs the embedding model: it compares questions or answers, or scores complexity."""
+    if route.semantic is not None or len(route.target.tiers) > 1:
+        return True
+    return any(feature.embeds for feature in features_of(route))
 
 
 class Features:

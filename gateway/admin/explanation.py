@@ -31,9 +31,10 @@ from gateway.routing.backend_choice import WholeQuestion
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.scores import Scorer
-from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
+from gateway.steps.assembly import backend_choice_of
 from gateway.steps.parts import Parts
 from gateway.steps.request_reading import described_request, find_route
+from gateway.steps.semantic_assembly import route_screen, semantic_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +392,10 @@ class ExplainAdmin:
         route = find_route(request, call, (call.model,), policy)
         call = self.core.features.apply_route(request, call, route)
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
-            request.embedding, request.of(WholeQuestion).embedding = await embed_question(call, parts.space.embedder)
+            if parts.spaces.is_open:
+                request.embedding, request.of(WholeQuestion).embedding = await embed_question(
+                    call, parts.space.embedder
+                )
         deciding = backend_choice_of(route, parts, self.core.features.ports(route))
         decision = await deciding.choose(request)
         steps = steps_of(route, self.core.deployment)

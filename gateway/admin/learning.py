@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 from aiohttp import web
@@ -14,13 +14,15 @@ from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.learned_state import StateKeeper
-from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Policy, Target
 from gateway.config.policy.schema import SemanticRule
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.tier_learning import TierLearning
+
+if TYPE_CHECKING:  # imported with the first route that compares questions
+    from gateway.cache.threshold.route_control import RouteControl
 
 
 async def parse_reset_route(request: web.Request, routes: Collection[str], requirement: str) -> str | web.Response:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from gateway.admin.backends import BackendReport
 from gateway.admin.learning import RouteQuality, RouteRouting
 from gateway.admin.operations import NotRequired, TypedDict
-from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
 from gateway.errors import StoreUnavailable
@@ -87,16 +87,11 @@ class Gauges:
             telemetry.backend_queued.set(name, value=occupancy.queued)
             telemetry.breaker_state.set(name, value=pool.state(now))
             self._sample_upstreams(pool, now)
-        self._sample_quality()
-        self._spaces.serving.comparisons.budget.update()
-        telemetry.load_level.set(value=self._spaces.serving.load.level)
         self._routing()
+        if self._spaces.is_open:
+            self._sample_space(self._spaces.serving)
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)
-        telemetry.cache_entries.set("index", value=self._spaces.serving.index.size)
-        telemetry.cache_bytes.set("index", value=sum(space.index.bytes for space in self._spaces.all))
-        if (placed := self._spaces.serving.index.entries_on_device) is not None:
-            telemetry.cache_entries.set("device", value=placed)
 
     async def _sample_store(self) -> None:
         telemetry = self._telemetry
@@ -119,9 +114,15 @@ class Gauges:
             if slowest_s is not None:
                 telemetry.upstream_latency.set(*labels, value=slowest_s)
 
-    def _sample_quality(self) -> None:
+    def _sample_space(self, space: Space) -> None:
         telemetry = self._telemetry
-        for route, control in self._spaces.serving.controls.all():
+        telemetry.cache_entries.set("index", value=space.index.size)
+        telemetry.cache_bytes.set("index", value=sum(each.index.bytes for each in self._spaces.all))
+        if (placed := space.index.entries_on_device) is not None:
+            telemetry.cache_entries.set("device", value=placed)
+        space.comparisons.budget.update()
+        telemetry.load_level.set(value=space.load.level)
+        for route, control in space.controls.all():
             estimate = control.estimate()
             telemetry.wrong_hit_ratio.set(route, value=estimate.of_all)
             telemetry.wrong_hit_ratio_low.set(route, value=estimate.of_all_low)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.background_calls import BackgroundCalls
-from gateway.cache.judgement import relation_between
+from gateway.cache.feedback import relation_between
 from gateway.cache.labels import Labels
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label

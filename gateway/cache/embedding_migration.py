@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from gateway.cache.answer_comparer import REST_FACTOR
 from gateway.cache.embedding_spaces import MAX_PENDING_EMBEDDINGS, Spaces
-from gateway.cache.recovery import Recovery
+from gateway.cache.recovery import Recovery, retry_until_available
 from gateway.entries import Entry, Vector
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
@@ -284,12 +284,3 @@ class EmbedderCutover:
             "lookups now use the new embedding model",
             extra={"fields": {"former": former.embedder.fingerprint, "embedder": serving.embedder.fingerprint}},
         )
-
-
-async def retry_until_available(step: Callable[[], Awaitable[None]]) -> None:
-    """Repeat a step until the store answers."""
-    while True:
-        try:
-            return await step()
-        except StoreUnavailable:
-            await asyncio.sleep(RETRY_S)

@@ -8,23 +8,25 @@ model, its index and its thresholds are one object, and a change of model swaps 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gateway.cache.answer_comparer import AnswerComparer
-from gateway.cache.audits import HitAudits
-from gateway.cache.decoys import Decoys
-from gateway.cache.index_checkpoints import IndexCheckpoints
-from gateway.cache.inflight_questions import InflightQuestions
-from gateway.cache.labels import Labels
-from gateway.cache.late_vectors import LateVectors
-from gateway.cache.learned_state import StateKeeper
-from gateway.cache.load_level import EncoderLoad
-from gateway.cache.memory_cache import TieredStore
-from gateway.cache.screening import Screen
-from gateway.cache.threshold.route_control import Controls
-from gateway.cache.vector_backlog import VectorBacklog
-from gateway.ports import ComplexityScorer, LearningEmbedder, VectorIndex, VectorStore, Verifier
+if TYPE_CHECKING:  # a gateway without a route that compares questions imports none of them
+    from gateway.cache.answer_comparer import AnswerComparer
+    from gateway.cache.audits import HitAudits
+    from gateway.cache.decoys import Decoys
+    from gateway.cache.index_checkpoints import IndexCheckpoints
+    from gateway.cache.inflight_questions import InflightQuestions
+    from gateway.cache.labels import Labels
+    from gateway.cache.late_vectors import LateVectors
+    from gateway.cache.learned_state import StateKeeper
+    from gateway.cache.load_level import EncoderLoad
+    from gateway.cache.memory_cache import TieredStore
+    from gateway.cache.screening import Screen
+    from gateway.cache.threshold.route_control import Controls
+    from gateway.cache.vector_backlog import VectorBacklog
+    from gateway.ports import ComplexityScorer, LearningEmbedder, VectorIndex, VectorStore, Verifier
 
 MAX_PENDING_EMBEDDINGS = 20_000  # fingerprints: 3 MB
 
@@ -92,16 +94,44 @@ class Space:
 
 
 class Spaces:
-    """The live spaces: the one that lookups use, and the upcoming one while it is being filled."""
+    """The live spaces: the one that lookups use, and the upcoming one while it is being filled.
 
-    def __init__(self, serving: Space, upcoming: Space | None = None, pending: PendingEmbeddings | None = None) -> None:
-        self.serving = serving
-        self.upcoming = upcoming
-        self.pending = PendingEmbeddings() if pending is None else pending
+    There is none until a policy compares questions. `open` then adds them, and they stay.
+    """
+
+    def __init__(self) -> None:
+        self._serving: Space | None = None
+        self.upcoming: Space | None = None
+        self.pending = PendingEmbeddings()
+        self._followers: list[Callable[[Space], None]] = []
+
+    def open(self, serving: Space, upcoming: Space | None, pending: PendingEmbeddings) -> None:
+        """Add the spaces. Called once."""
+        self._serving, self.upcoming, self.pending = serving, upcoming, pending
+        for space in self.all:
+            for follow in self._followers:
+                follow(space)
+
+    def follow(self, call: Callable[[Space], None]) -> None:
+        """Call a function with each space, now or once it opens."""
+        self._followers.append(call)
+        for space in self.all:
+            call(space)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a policy has compared questions since the start."""
+        return self._serving is not None
+
+    @property
+    def serving(self) -> Space:
+        """The space that lookups use. There has to be one."""
+        assert self._serving is not None
+        return self._serving
 
     @property
     def all(self) -> tuple[Space, ...]:
-        return (self.serving,) if self.upcoming is None else (self.serving, self.upcoming)
+        return tuple(space for space in (self._serving, self.upcoming) if space is not None)
 
     @property
     def with_local_index(self) -> tuple[Space, ...]:
@@ -126,5 +156,5 @@ class Spaces:
     def swap(self) -> Space:
         """Switch lookups to the upcoming space, and return it so that the stages are built on it."""
         assert self.upcoming is not None
-        self.serving, self.upcoming = self.upcoming, None
-        return self.serving
+        self._serving, self.upcoming = self.upcoming, None
+        return self._serving

@@ -31,6 +31,11 @@ def relation_of(scope: str, question: str, fingerprint: str) -> Relation:
     return Relation(scope, digest_of(question), fingerprint)
 
 
+def relation_between(judged: Judgement) -> Relation:
+    """Return the relation of the question and the stored answer, as feedback names it."""
+    return relation_of(judged.entry.scope, judged.question, judged.entry.fingerprint)
+
+
 class Counterexamples:
     """Wrong relations. They are never served again, at any similarity."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.cache.decoys import Decoys
 from gateway.cache.exact_parts import differs_unseen
-from gateway.cache.feedback import Counterexamples, Relation, relation_of
+from gateway.cache.feedback import Counterexamples
 from gateway.cache.load_level import MAX_SECOND_OPINIONS, EncoderLoad
 from gateway.cache.spelling import spelling_veto
 from gateway.cache.templates import VaryingParts, varying_parts
@@ -30,11 +30,6 @@ from gateway.text_forms import fold_spaces
 
 # Neighbours that are read from the store. The right one is nearly always the first.
 MAX_CANDIDATES = 4
-
-
-def relation_between(judged: Judgement) -> Relation:
-    """Return the relation of the question and the stored answer, as feedback names it."""
-    return relation_of(judged.entry.scope, judged.question, judged.entry.fingerprint)
 
 
 def observation_of(judged: Judgement, label: Label, chance: float = 0.0) -> Observation:

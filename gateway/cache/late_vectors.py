@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gateway.bounded_cache import BoundedCache
+from gateway.cache.index_additions import add_to_index
 from gateway.cache.load_level import EncoderLoad, OptionalWork
 from gateway.entries import Embedding, Entry, Vector
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
@@ -42,19 +43,6 @@ class _PendingQuestion:
     check: Check | None = None
     stored: float | None = None
     embedding: Embedding | None = None  # made while the answer was being stored
-
-
-async def add_to_index(
-    store: NearbyStore, index: VectorIndex, entry: Entry, vector: Vector | None, *, indexed: bool = False
-) -> bool:
-    """Add a stored entry to the index; return whether it may be found. A removal during the put did not find the entry
-    in the store but applies to it, so delete the entry then. With `indexed`, the index has the vector already."""
-    if store.banned(entry, vector):
-        await store.delete([entry.fingerprint])
-        return False
-    if vector is not None and not indexed:
-        await index.add(entry.fingerprint, entry.scope, vector, entry.expires)
-    return True
 
 
 class LateVectors:

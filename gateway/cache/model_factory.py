@@ -17,6 +17,7 @@ from gateway.adapters.onnx.model_files import (
     TOKENIZER_FILE,
     default_model_dir,
     load_manifest,
+    model_dir_of,
 )
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
@@ -169,10 +170,6 @@ def _cross_encoder(
     words = (embedder.model_dir or default_model_dir()) / MODEL
     is_embedder = embedder.adapter == "onnx" and embedder.model == MODEL
     return OnnxCrossEncoder(words, WEIGHTS) if is_embedder or (words / MANIFEST_FILE).is_file() else None
-
-
-def model_dir_of(config: EmbeddingModel) -> Path:
-    return (config.model_dir or default_model_dir()) / config.model
 
 
 def build_embedder(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,7 +166,8 @@ DELETED_AT_ONCE = 1_000  # entries in one round trip; a store that is far away t
 class Purge:
     """`Purge` removes entries. `flights` are the calls in flight.
 
-    `horizon_s` returns how long an answer that is requested now may live.
+    `horizon_s` returns how long an answer that is requested now may live. `open_spaces` opens the spaces if they are
+    not open yet.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class Purge:
         clock: Clock,
         telemetry: Telemetry,
         horizon_s: Callable[[], float],
+        open_spaces: Callable[[], Awaitable[None]],
     ) -> None:
         self._front = front
         self._bans = front.bans
@@ -188,6 +190,7 @@ class Purge:
         self._clock = clock
         self._telemetry = telemetry
         self._horizon_s = horizon_s
+        self._open_spaces = open_spaces
         self._version: bytes | None = None  # of the store's bans when last read, or None to read them again
         self._stored_ids: frozenset[str] = frozenset()  # the ids of the store's bans
         self._running = 0
@@ -243,6 +246,11 @@ class Purge:
         )
 
     async def _similarity_condition(self, text: str, similarity: float) -> SimilarityCondition:
+        try:
+            await self._open_spaces()  # no route may have needed the model so far
+        except Exception as error:  # of a model, its files or its server
+            LOG.warning("the embedding model cannot be opened", exc_info=error)
+            raise BadRequest(f"like: the embedding model cannot be opened, nothing was done: {error}") from None
         space = self._spaces.serving
         try:
             embedding = await space.embedder.embed(text)
@@ -496,7 +504,8 @@ class Purge:
     ) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
         """Yield pages of entries with the vectors that the conditions compare. `unreadable` is that of
         `RemovalStore`."""
-        embedder = self._spaces.serving.embedder.fingerprint if conditions.near is None else conditions.near.embedder
+        own = self._spaces.serving.embedder.fingerprint if self._spaces.is_open else ""
+        embedder = own if conditions.near is None else conditions.near.embedder
         return self._store.records(embedder, unreadable=unreadable)
 
 

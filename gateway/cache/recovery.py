@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.index_checkpoints import IndexCheckpoints
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.links import Links
 from gateway.cache.purge import Purge
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, RelationStore, ResponseStore, VectorIndex
+
+if TYPE_CHECKING:  # imported with the first route that compares questions
+    from gateway.cache.index_checkpoints import IndexCheckpoints
 
 LOG = logging.getLogger("nearhit")
 # Seconds between two attempts, doubled from the first to the last. On a busy machine only the first query may be late,
@@ -43,7 +45,7 @@ class Recovery:
         self,
         store: ResponseStore,
         relations: RelationStore,
-        index: VectorIndex,
+        index: VectorIndex | None,
         counterexamples: Counterexamples,
         links: Links,
         clock: Clock,
@@ -54,6 +56,7 @@ class Recovery:
     ) -> None:
         """Set up the recovery.
 
+        Without `index`, no route compares questions yet, and no vector is read.
         `consumer` follows the changes of other gateways: from the checkpoint's position if possible, else from before
         the store is compared with the index.
         """
@@ -92,7 +95,12 @@ class Recovery:
                 self.complete.set()
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
-                if failure is not None and not is_logged and await self._index.fingerprints():
+                if (
+                    failure is not None
+                    and not is_logged
+                    and self._index is not None
+                    and await self._index.fingerprints()
+                ):
                     _warn("the index could not be read from the store at once", failure)
             except StoreUnavailable as error:
                 failure = error
@@ -110,12 +118,21 @@ class Recovery:
                 LOG.info("the index continues from its checkpoint", extra={"fields": {"position": retained}})
                 return
             await self._consumer.start_from_end()
-        if not self._index.shared:
-            await self.reconcile()
+        await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Compare the index with the store. Raise `StoreUnavailable`."""
-        await reconcile(self._store, self._index, self._clock)
+        """Compare the index with the store, if it is this gateway's own. Raise `StoreUnavailable`."""
+        if self._index is not None and not self._index.shared:
+            await reconcile(self._store, self._index, self._clock)
+
+
+async def retry_until_available(step: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a step until the store answers."""
+    while True:
+        try:
+            return await step()
+        except StoreUnavailable:
+            await asyncio.sleep(RETRY_S)
 
 
 def _warn(text: str, failure: StoreUnavailable) -> None:

@@ -81,8 +81,8 @@ def access_of(store: StoreConfig, environ: Mapping[str, str]) -> StoreAccess:
     return StoreAccess(store.username, password, sentinels, context)
 
 
-async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
-    """Open the store. `embedder` is the fingerprint of the vectors in use.
+async def open_stores(config: Config, environ: Mapping[str, str], clock: Clock, embedder: str = "") -> Stores:
+    """Open the store. `embedder` is the fingerprint of the vectors in use, empty if none are read.
 
     Raise `ChildFailed` where the embedded server cannot start, and `StartupError`. An external server that is down is
     no failure: requests are misses until it answers.

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway.cache.late_vectors import MAX_BATCH, add_to_index
+from gateway.cache.index_additions import add_to_index
+from gateway.cache.late_vectors import MAX_BATCH
 from gateway.cache.load_level import EncoderLoad, LoadLevel
 from gateway.entries import Embedding, Entry, Vector
 from gateway.errors import EmbedderUnavailable, StoreUnavailable

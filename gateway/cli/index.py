@@ -76,7 +76,7 @@ async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -
             life.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
         life.callback(embedder.close)
-        stores = await open_stores(config, environ, encoder.fingerprint, clock)
+        stores = await open_stores(config, environ, clock, encoder.fingerprint)
         life.push_async_callback(stores.close)
         index, checkpoints = open_index(life, config, environ, embedder, clock, FILE)
         if checkpoints is not None:

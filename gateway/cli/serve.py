@@ -15,11 +15,10 @@ from typing import Any
 
 import uvloop
 
-from gateway.adapters.onnx.model_files import MANIFEST_FILE, MODEL
+from gateway.adapters.onnx.model_files import MANIFEST_FILE, MODEL, model_dir_of
 from gateway.adapters.system.memory import GarbageCollection, collecting
 from gateway.admin.policy_manager import check_folder, recover_pending_change
 from gateway.app import Gateway, running
-from gateway.cache.model_factory import model_dir_of
 from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, add_addresses, with_addresses
 from gateway.cli.signals import on_hangup, stop_event

@@ -63,7 +63,8 @@ class Prospect(BackendTraits, Protocol):
 
 
 class BackendChoice:
-    """`BackendChoice` chooses for one route. `complexity` scores requests; `rng` returns numbers in [0, 1)."""
+    """`BackendChoice` chooses for one route. `complexity` scores requests, and is None where one backend
+    takes all; `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class BackendChoice:
         promises: Promises,
         escalations: TierLearning,
         clock: Clock,
-        complexity: ComplexityScorer,
+        complexity: ComplexityScorer | None,
         rng: Callable[[], float] = random.random,
         conversations: Conversations | None = None,
         classifier: RouteClassifier | None = None,
@@ -202,6 +203,7 @@ class BackendChoice:
         score = None if self._classifier is None else self._classifier.score_of(request, text)
         if score is not None:
             return ScoredPrompt(score, NO_ROW, Scorer.CLASSIFIER)
+        assert self._complexity is not None  # several tiers
         return self._complexity.judge(text, call.max_tokens, vector)
 
     def _text_to_classify(self, request: RequestContext, call: Call) -> str | None:

@@ -188,6 +188,11 @@ class RouteScores:
         self._basis = basis
         self._routes: dict[str, RouteScore] = {}
 
+    def rebase(self, basis: str) -> None:
+        """Begin with another score."""
+        self._basis = basis
+        self._routes.clear()
+
     def of(self, route: str) -> RouteScore:
         """Return the score of a route."""
         score = self._routes.get(route)

@@ -118,3 +118,15 @@ class TierAudits:
         if admit_response(ADMIT_ALL, seen, cost, tools=True) is not Admission.STORED:
             return None
         return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)
+
+
+def open_audits(
+    pools: Mapping[str, UpstreamPool],
+    prices: Mapping[str, Tariff],
+    escalations: TierLearning,
+    telemetry: Telemetry,
+    clock: Clock,
+    draw: Callable[[], float],
+) -> TierAudits:
+    """Build the audits with the judge of answers."""
+    return TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)

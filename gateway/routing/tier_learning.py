@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.threshold.route_control import LearningEvent
 from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
 from gateway.observability.telemetry import Telemetry
@@ -17,6 +17,9 @@ from gateway.routing.residual_fit import row_from
 from gateway.routing.route_score import RouteScores, attempt_fit
 from gateway.routing.tier_controller import TierController
 from gateway.scores import ScoredPrompt, TierDecision
+
+if TYPE_CHECKING:  # imported with the first route that compares questions
+    from gateway.cache.threshold.route_control import LearningEvent
 
 LOG = logging.getLogger("nearhit.quality")
 
@@ -43,7 +46,8 @@ class TierAnswer:
 class TierLearning:
     """The tier controllers and scores by route.
 
-    `basis` names the shipped score; `publish` gets a route's events for other gateways.
+    `basis` names the shipped score, and is empty until a route needs it. `publish` gets a route's events for other
+    gateways.
     """
 
     def __init__(
@@ -60,6 +64,13 @@ class TierLearning:
         self._routes: dict[str, TierController] = {}
         self.scores = RouteScores(basis)
         self._answers: BoundedCache[tuple[str, str], TierAnswer] = BoundedCache(MAX_ANSWERED)
+
+    def rebase(self, basis: str) -> None:
+        """Begin with a score. Nothing was learnt without one."""
+        if basis != self.basis:
+            self.basis = basis
+            self._routes.clear()
+            self.scores.rebase(basis)
 
     def of(self, route: str) -> TierController:
         control = self._routes.get(route)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
 
-from gateway.adapters.embedding.embedders import BatchingEmbedder
-from gateway.cache.conversations import ContinuedRoute, conversations_of
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
-from gateway.cache.judgement import CandidateScorer, floor_of
-from gateway.cache.screening import RouteScreen, Screen, ScreenedRoute
 from gateway.cache.tool_calls import ToolCallRule
 from gateway.config.policy.model import Route
 from gateway.config.policy.parameters import untuned
-from gateway.config.policy.schema import SemanticRule
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.entries import Entry, Lifetime
@@ -36,13 +33,14 @@ from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.route_ports import RoutePorts
-from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
-from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
 from gateway.steps.split_inputs import SplitInputs
 from gateway.steps.store_response import CacheWriter, StoreResponse
 from gateway.steps.token_counts import TokenCounts
 from gateway.upstream.backend import UpstreamPool
+
+# Imported when a policy comes into force that compares questions.
+SEMANTIC = "gateway.steps.semantic_assembly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +114,8 @@ class RouteSteps:
         return Negotiate(inner, route.replay, parts.clock, parts.split_cache, inputs, models).__call__
 
     def exact_cache(self, inner: Handler) -> Handler:
-        parts, embedder = self.parts, self.parts.space.embedder
-        prefetch = None
-        # A screen decides first whether the question has to be embedded at once.
-        if (
-            self.route.semantic is not None
-            and isinstance(embedder, BatchingEmbedder)
-            and screen_of(self.route, parts) is None
-        ):
-            prefetch = EmbeddingPrefetch(embedder)
+        parts = self.parts
+        prefetch = None if self.route.semantic is None else import_module(SEMANTIC).prefetch_of(self.route, parts)
         leased = None
         if (leasing := parts.fleet.leasing) is not None:
             leased = leasing.lookup(parts.store, parts.unstorable, self.ports.placement)
@@ -135,30 +126,8 @@ class RouteSteps:
         return SingleFlight(inner, parts.flights, parts.unstorable, parts.unread, parts.telemetry).__call__
 
     def semantic_cache(self, inner: Handler) -> Handler:
-        rule, parts = self.route.semantic, self.parts
-        assert rule is not None  # else the step is absent
-        lookup = semantic_lookup(self.route, rule, parts)
-        audits = AuditedHits(parts.space.audits, rule.audits) if rule.audits.share > 0 else None
-        inflight = None
-        if rule.coalesce:
-            inflight = SimilarInflight(
-                lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
-            )
-        conversations = None
-        if rule.conversations:
-            links, notes = parts.memory.links, parts.turn_notes
-            conversations = conversations_of(ContinuedRoute(links, parts.store, notes, parts.telemetry))
-        return SemanticCache(
-            inner,
-            parts.space.embedder,
-            lookup,
-            audits,
-            inflight,
-            route_screen(self.route, parts, lookup),
-            conversations,
-            load=parts.space.load,
-            scores_whole=len(self.route.target.tiers) > 1,
-        ).__call__
+        step = import_module(SEMANTIC).semantic_cache(inner, self.route, self.parts)
+        return cast(Handler, step)
 
     def cluster_lease(self, inner: Handler) -> Handler:
         route, parts, leasing = self.route, self.parts, self.parts.fleet.leasing
@@ -171,7 +140,7 @@ class RouteSteps:
         route, parts = self.route, self.parts
         writer = CacheWriter(
             parts.store,
-            parts.space.index,
+            None if route.semantic is None else parts.space.index,
             parts.clock,
             parts.telemetry,
             route,
@@ -233,7 +202,7 @@ class RouteSteps:
     def _on_stored(self) -> Callable[[RequestContext, Entry], None]:
         route, parts = self.route, self.parts
         compares = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
-        audits = route.target.audit.share > 0
+        audits = parts.light_audits() if route.target.audit.share > 0 else None
         follow = self.ports.on_stored
 
         def stored(request: RequestContext, entry: Entry) -> None:
@@ -242,8 +211,8 @@ class RouteSteps:
                 parts.space.comparisons.enqueue_miss(request, entry)
             if follow is not None:
                 follow(request, entry, parts.space.comparisons, parts.store)
-            if audits:
-                parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
+            if audits is not None:
+                audits.consider(request, entry, route.target, parts.space.comparisons)
 
         return stored
 
@@ -272,8 +241,11 @@ class RouteSteps:
             )
 
     def _mirror(self) -> Mirror | None:
-        mirror, comparisons = self.ports.mirror, self.parts.space.comparisons
-        return None if mirror is None else lambda request, response: mirror(request, response, comparisons)
+        mirror = self.ports.mirror
+        if mirror is None:
+            return None
+        comparisons = self.parts.space.comparisons
+        return lambda request, response: mirror(request, response, comparisons)
 
 
 def _may_teach(request: RequestContext) -> bool:
@@ -314,55 +286,8 @@ def backend_choice_of(route: Route, parts: Parts, ports: RoutePorts) -> BackendC
         parts.promises,
         parts.escalations,
         parts.clock,
-        parts.space.complexity,
+        parts.space.complexity if parts.spaces.is_open else None,
         conversations=ports.conversations,
         trials=ports.trials,
         classifier=None if ports.classifier is None else ports.classifier(),
-    )
-
-
-def screen_of(route: Route, parts: Parts) -> Screen | None:
-    """Return the screen that lets questions of the route go before they are embedded, or None if it has none.
-
-    The route may need the embedding for the complexity or for questions in flight. The screen's prior is no guide to
-    the hits of a `min_similarity` below the floor of the verifier.
-    """
-    rule, space = route.semantic, parts.space
-    if rule is None or not rule.screen or rule.coalesce or len(route.target.tiers) > 1:
-        return None
-    return space.screen if floor_of(rule.acceptance, space.verifier) >= space.verifier.floor else None
-
-
-def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScreen | None:
-    """Return the screen with the parts that it needs, as `screen_of` does."""
-    space, screen = parts.space, screen_of(route, parts)
-    if screen is None:
-        return None
-    return screen.of_route(
-        ScreenedRoute(space.late, lookup.would_hit, parts.memory.links, parts.clock, parts.telemetry)
-    )
-
-
-def semantic_lookup(route: Route, rule: SemanticRule, parts: Parts) -> SemanticLookup:
-    space = parts.space
-    return SemanticLookup(
-        space.index,
-        parts.store,
-        CandidateScorer(
-            space.verifier,
-            space.embedder,
-            rule.acceptance,
-            parts.memory.counterexamples,
-            space.decoys,
-            space.load,
-        ),
-        space.controls,
-        parts.clock,
-        parts.telemetry,
-        rule,
-        route.of(ToolCallRule),
-        Lifetime(rule.ttl, route.jitter),  # a similar answer must be fresh: stale as well would be a second doubt
-        parts.memory,
-        floor=floor_of(rule.acceptance, space.verifier),
-        embedder=space.embedder.fingerprint,
     )

@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.feedback import Counterexamples, ServedHit, ServedHits
-from gateway.cache.judgement import relation_between
+from gateway.cache.feedback import Counterexamples, ServedHit, ServedHits, relation_between
 from gateway.cache.links import Links
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext

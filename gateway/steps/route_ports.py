@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.placement import Placement
 from gateway.context import RequestContext
 from gateway.entries import Entry
@@ -16,10 +16,13 @@ from gateway.routing.classification import RouteClassifier
 from gateway.routing.conversations import Conversations
 from gateway.routing.trials import Trials
 
-OnStored = Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None]
+if TYPE_CHECKING:  # imported with the first route that compares questions
+    from gateway.cache.answer_comparer import AnswerComparer
+
+OnStored: TypeAlias = "Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None]"
 """Arguments: the request, its answer as stored, the comparisons of answers, the store that lookups read."""
 
-Mirror = Callable[[RequestContext, Response, AnswerComparer], Response]
+Mirror: TypeAlias = "Callable[[RequestContext, Response, AnswerComparer], Response]"
 """Sees every response of a backend, and may observe its body on the way to the client."""
 
 OnSpent = Callable[[RequestContext, str, Tokens, float, bool], None]

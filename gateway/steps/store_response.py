@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refuse_request, roles_of
 from gateway.cache.freshness import longest_lifetime_s
+from gateway.cache.index_additions import add_to_index, is_allowed
 from gateway.cache.inflight_questions import build_entry
-from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.placement import Placement
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.cache.schema_checks import SchemaChecks, Validity
@@ -32,6 +33,9 @@ from gateway.request_fields import InspectedAnswer
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
 
+if TYPE_CHECKING:  # absent without a route that compares questions
+    from gateway.cache.late_vectors import LateVectors
+
 LOG = logging.getLogger("nearhit.store")
 
 
@@ -50,7 +54,7 @@ class CacheWriter:
     def __init__(
         self,
         store: NearbyStore,
-        index: VectorIndex,
+        index: VectorIndex | None,
         clock: Clock,
         telemetry: Telemetry,
         route: Route,
@@ -96,7 +100,7 @@ class CacheWriter:
         is_resident = not write.done() and self._store.peek(entry.fingerprint) is not None
         if not is_resident and not await asyncio.shield(write):
             return False
-        if vector is not None and not self._index.shared:
+        if vector is not None and self._index is not None and not self._index.shared:
             try:
                 await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
             except StoreUnavailable as error:
@@ -115,8 +119,7 @@ class CacheWriter:
         lease = request.lease
         try:
             stored = await self._store.put(entry, vector, 0 if lease is None else lease.token)
-            indexed = behind and not self._index.shared
-            stored = stored and await add_to_index(self._store, self._index, entry, vector, indexed=indexed)
+            stored = stored and await self._is_allowed(entry, vector, behind=behind)
         except StoreUnavailable as error:
             self._record_failure(request, error)
             return False
@@ -129,6 +132,14 @@ class CacheWriter:
         elif stored and self._late is not None and request.embedding is None and entry.question is not None:
             self._late.left(entry.fingerprint)  # the embedder failed a moment ago
         return stored
+
+    async def _is_allowed(self, entry: Entry, vector: Vector | None, *, behind: bool) -> bool:
+        """Add a stored entry to the index; return whether it may be found, as no ban came in between. With `behind`,
+        an index of this process has it already."""
+        if self._index is None or vector is None:
+            return await is_allowed(self._store, entry, vector)
+        indexed = behind and not self._index.shared
+        return await add_to_index(self._store, self._index, entry, vector, indexed=indexed)
 
     def _record_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
         self._telemetry.store_errors.add()

@@ -28,7 +28,7 @@ from gateway.config import Config
 from gateway.entries import Embedding, Neighbour, Vector
 from gateway.errors import EmbedderUnavailable
 from gateway.ports import Embedder
-from gateway.steps import parts
+from gateway.steps import opening
 from tests.cache.test_embedding_migration import Reversed, alike, is_exact, is_miss, is_semantic
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
@@ -271,7 +271,7 @@ async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkey
 async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PendingEmbeddings", partial(PendingEmbeddings, 1))
+    monkeypatch.setattr(opening, "PendingEmbeddings", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     held = Held(monkeypatch)
     late = [LATE, "how many legs does a spider have", "what is the tallest tree in the forest"]
@@ -291,7 +291,7 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
 async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PendingEmbeddings", partial(PendingEmbeddings, 1))
+    monkeypatch.setattr(opening, "PendingEmbeddings", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
     started = asyncio.Event()

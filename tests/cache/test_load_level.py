@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import app
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.cache.load_level import (
@@ -30,6 +29,7 @@ from gateway.entries import Embedding
 from gateway.observability.metric_definitions import LEFT_OUT
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import EncoderQueue
+from gateway.steps import opening
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -169,7 +169,7 @@ async def test_more_questions_than_the_encoder_bears_skip_lookups_and_none_fails
     """The queue grows while the encoder stands still. Questions beyond the highest level are answered at once."""
     encoder = GatedEncoder()
     embedder = BatchingEmbedder(encoder, batch_limit=8, timeout_s=60.0)
-    monkeypatch.setattr(app, "build_embedder", lambda *_: (encoder, embedder))
+    monkeypatch.setattr(opening, "build_embedder", lambda *_: (encoder, embedder))
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, embedder={"adapter": "onnx"})
     async with gateway_of(config, LOOSE) as served:
         parts = served.gateway.parts

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway import app
 from gateway.adapters.embedding import embedders
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.entries import Embedding
+from gateway.steps import opening
 from tests.fixtures.gateways import PATIENT_S, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -50,7 +50,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
     def build(config: Any, data_dir: Path) -> tuple[Unreliable, BatchingEmbedder]:
         return encoder, BatchingEmbedder(encoder, timeout_s=encoder.timeout_s)
 
-    monkeypatch.setattr(app, "build_embedder", build)
+    monkeypatch.setattr(opening, "build_embedder", build)
     return encoder
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway import app
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.entries import Embedding
+from gateway.steps import opening
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
@@ -207,7 +207,7 @@ async def test_who_waits_for_a_request_without_time_is_not_refused_with_it(
             return super().encode(texts)
 
     held = Held()
-    monkeypatch.setattr(app, "build_embedder", lambda *_: (held, BatchingEmbedder(held, timeout_s=PATIENT_S)))
+    monkeypatch.setattr(opening, "build_embedder", lambda *_: (held, BatchingEmbedder(held, timeout_s=PATIENT_S)))
     policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, late: refuse")
     async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
         flights = served.gateway.parts.flights
@@ -356,7 +356,7 @@ async def test_what_was_spent_before_the_choice_is_no_longer_in_the_budget(
             return super().encode(texts)
 
     slow = Slow()
-    monkeypatch.setattr(app, "build_embedder", lambda *_: (slow, BatchingEmbedder(slow, timeout_s=PATIENT_S)))
+    monkeypatch.setattr(opening, "build_embedder", lambda *_: (slow, BatchingEmbedder(slow, timeout_s=PATIENT_S)))
     async with gateway_of(config_of(tmp_path, backends(light, large)), TIERS, clock=clock) as served:
         observe(served, "large", 0.5)
         assert backend_of(await served.chat(HARD, headers={"x-latency-budget-ms": "1200"})) == "large"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.config.schema import EmbeddingModel
+
 MODEL = "all-MiniLM-L6-v2"
 MODEL_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
@@ -123,3 +125,8 @@ def _check(file: Path, expected: str | None) -> None:
         raise ModelCorrupt(
             f"{file} is not the file that was built (sha256 {actual}, expected {expected}): {_remedy(file.parent)}"
         )
+
+
+def model_dir_of(config: EmbeddingModel) -> Path:
+    """Return the folder of a model."""
+    return (config.model_dir or default_model_dir()) / config.model

@@ -116,5 +116,6 @@ class RedisPurges:
             entry = self._store.codec.decode(data, name)
         except RecordInvalid:  # no client is served it either
             return None
-        stored = stored_vector(name, rest, embedder.encode())
-        return entry, None if stored is None else EmbeddedVector(stored.vector, embedder)
+        wanted = embedder.encode() or rest[2] or b""  # without an embedder of its own, a gateway takes the entry's
+        stored = stored_vector(name, rest, wanted)
+        return entry, None if stored is None else EmbeddedVector(stored.vector, wanted.decode(errors="replace"))

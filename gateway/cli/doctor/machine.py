@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import gateway
-from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, load_manifest
+from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, load_manifest, model_dir_of
 from gateway.adapters.onnx.static_encoder import load_table
-from gateway.cache.model_factory import build_encoder, build_verifier, model_dir_of
+from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.schema import CrossEncoderConfig, EmbeddingModel

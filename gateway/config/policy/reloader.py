@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from gateway.config.policy.model import Policy
 
 OnReload = Callable[[Policy | None, tuple[ConfigError, ...]], None]
 """Called with the policy that is now in force, or with None and the faults of the rejected one."""
-Prepare = Callable[[Policy], None]
+Prepare = Callable[[Policy], Awaitable[None]]
 """Called with a policy before it is put in force. Raises `ConfigInvalid` if it cannot be."""
 Record = Callable[[Policy, Author], None]
 """Called in a thread with each policy that is put in force, and its author. Raises nothing."""
@@ -27,7 +27,7 @@ _POLL_S = 2.0  # bounds the delay of a missed event: network and bind mounts sen
 _DEBOUNCE_MS = 100  # long enough for an editor's rename-and-replace
 
 
-def ready(policy: Policy) -> None:
+async def ready(policy: Policy) -> None:
     """Need nothing for a policy."""
 
 
@@ -81,7 +81,7 @@ class PolicyHolder:
             policy = await asyncio.to_thread(stage, self._current)
             if policy.hash == self._current.hash and not self._faults:
                 return False
-            self._prepare(policy)
+            await self._prepare(policy)
             await asyncio.to_thread(write, policy)
             self._current, self._faults = policy, ()
             self._on_reload(policy, ())
@@ -129,7 +129,7 @@ class PolicyHolder:
             before, faults_before = self._current, self._faults
             try:
                 policy = await asyncio.to_thread(self._load)
-                self._prepare(policy)
+                await self._prepare(policy)
             except ConfigInvalid as invalid:
                 self._faults = invalid.faults
                 if not (quiet and self._faults == faults_before):

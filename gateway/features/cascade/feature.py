@@ -48,6 +48,7 @@ class Cascade(Feature):
     key = "route.cascade"
     after = "shadow"
     summary = SUMMARY
+    embeds = True
     form = CascadeRule | None
     among_tiers = True
     backend_fields = ("judge",)

@@ -57,6 +57,7 @@ class ExportAdmin:
             front=parts.store,
             removal=core.removal,
             spaces=parts.spaces,
+            store=core.stores.redis,
             dialects=DIALECTS,
             stored=parts.evictions.stored,
             clock=core.clock,

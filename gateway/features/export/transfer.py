@@ -18,7 +18,7 @@ from gateway.calls import Dialect
 from gateway.entries import EmbeddedVector, Entry, Vector
 from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
 from gateway.features.export.lines import ImportedEntry, LineInvalid, chat_line_of, is_admitted, line_of, read_line
-from gateway.ports import Clock
+from gateway.ports import Clock, VectorStore
 
 BATCH = 32  # lines per batch, as many as the embedder takes in one forward pass
 
@@ -75,6 +75,7 @@ class Transfer:
     front: TieredStore
     removal: Purge
     spaces: Spaces
+    store: VectorStore  # behind `front`, while no route compares questions
     dialects: Mapping[str, Dialect]
     stored: Callable[[Entry, Vector | None], None]  # called for each imported entry
     clock: Clock
@@ -159,14 +160,15 @@ class Transfer:
             raise ImportIncomplete(result, str(failed))
 
     async def _import_entry(self, item: ImportedEntry, result: ImportResult) -> _ImportCounts:
-        entry, space = item.entry, self.spaces.serving
-        known = await space.backing_store.get(entry.fingerprint)
+        entry, space = item.entry, self.spaces.serving if self.spaces.is_open else None
+        store = self.store if space is None else space.backing_store
+        known = await store.get(entry.fingerprint)
         if known is not None and known.created >= entry.created and not self.front.banned(known):
             return _ImportCounts.KNOWN
-        vector = await self._vector(item, space, result)
-        await space.backing_store.put(entry, vector)
+        vector = None if space is None else await self._vector(item, space, result)
+        await store.put(entry, vector)
         self.front.forget(entry.fingerprint)
-        if vector is not None:
+        if space is not None and vector is not None:
             await space.index.add(entry.fingerprint, entry.scope, vector)
         self.stored(entry, vector)
         return _ImportCounts.NEW

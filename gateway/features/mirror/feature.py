@@ -18,6 +18,7 @@ class Mirror(Feature):
     key = "route.shadow"
     after = "fallback"
     summary = SUMMARY
+    embeds = True
     form = ShadowRule | None
     backend_fields = ("backend",)
     metrics = ShadowMetrics

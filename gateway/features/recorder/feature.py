@@ -18,6 +18,7 @@ class Record(Feature):
     summary = SUMMARY
     form = RecordForm
     meters = True
+    embeds = True
     metrics = RecorderMetrics
     stores = (TRAFFIC,)
 

@@ -36,6 +36,8 @@ class EmbedderAnnouncements:
 
     def apply_event(self, fingerprint: str) -> None:
         """Note the embedder of another gateway."""
+        if not self._spaces.is_open:  # it compares nothing, so no embedder differs
+            return
         own = self._spaces.target.embedder.fingerprint
         if fingerprint in {space.embedder.fingerprint for space in self._spaces.all}:
             return
@@ -54,5 +56,6 @@ class EmbedderAnnouncements:
     async def run(self) -> None:
         """Announce this gateway's embedder, until cancelled."""
         while True:
-            self._publish(self._spaces.target.embedder.fingerprint)
+            if self._spaces.is_open:
+                self._publish(self._spaces.target.embedder.fingerprint)
             await asyncio.sleep(INTERVAL_S)

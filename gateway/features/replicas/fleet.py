@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.purge import Purge
@@ -139,9 +139,7 @@ class SharedFleet(Fleet):
             reread=reread,
             on_removal=removal.wake,
         )
-        for space in spaces.all:
-            if space.checkpoints is not None:
-                space.checkpoints.position = lambda: replication.position
+        spaces.follow(partial(_note_position, replication))
         return replication
 
     def share_learning(
@@ -158,11 +156,23 @@ class SharedFleet(Fleet):
                 space.decoys.apply_event(embedder, fingerprint, vector)
 
         gossip.on("decoy", apply_decoy)
-        gossip.on("quality", apply_event, lambda route: spaces.serving.learning.positions.get(route))
+
+        def quality_position(route: str) -> str | None:
+            return spaces.serving.learning.positions.get(route) if spaces.is_open else None
+
+        def learnings() -> list[StateKeeper]:
+            return [spaces.serving.learning, routing] if spaces.is_open else [routing]
+
+        gossip.on("quality", apply_event, quality_position)
         gossip.on("routing", escalations.apply_event, routing.positions.get)
-        run_in(stack, _follow_gossip(consumer, lambda: (spaces.serving.learning, routing)))
+        run_in(stack, _follow_gossip(consumer, learnings))
         run_in(stack, gossip.run())
         run_in(stack, _publish_traffic(spaces))
+
+
+def _note_position(replication: Replication, space: Space) -> None:
+    if space.checkpoints is not None:
+        space.checkpoints.position = lambda: replication.position
 
 
 async def _follow_gossip(consumer: StreamConsumer, learnings: Callable[[], Iterable[StateKeeper]]) -> None:

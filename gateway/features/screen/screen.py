@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing
+from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, model_dir_of
 from gateway.adapters.onnx.static_encoder import StaticEncoder
-from gateway.cache.model_factory import model_dir_of
 from gateway.cache.screening import RouteScreen, ScreenedRoute, Screening
 from gateway.config.schema import EmbeddingModel
 from gateway.context import RequestContext

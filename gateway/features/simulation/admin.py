@@ -59,4 +59,5 @@ class SimulationAdmin:
         await self._core.parts().recorder.flush()
 
     def _embedder(self) -> str:
-        return self._core.parts().spaces.serving.embedder.fingerprint
+        spaces = self._core.parts().spaces
+        return spaces.serving.embedder.fingerprint if spaces.is_open else ""

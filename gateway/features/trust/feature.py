@@ -62,6 +62,7 @@ class Trust(Feature):
     key = "cache.admit.trust"
     after = "after"
     summary = SUMMARY
+    embeds = True
     form = TrustForm
     further = FURTHER
     metrics = TrustMetrics

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.onnx.model_files import model_dir_of
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.label_archive import read_labels
-from gateway.cache.model_factory import can_tune, embedder_name, model_dir_of
+from gateway.cache.model_factory import can_tune, embedder_name
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cli.admin_client import CommandFailed, WrongUsage
 from gateway.cli.output import print_result, printable, time_text
