@@ -2,11 +2,7 @@
 
 Run it after `training.combination`. It replays streams through each verifier, with the second opinions of the
 cross-encoder. It writes to verifier.json a logistic curve of being right over the score. For each band of scores it
-writes the share of best neighbours that are wrong, and the number of scores per request.
-
-One curve through all streams together is too flat: they differ in level. So the wrong shares of the learned verifier
-are on a curve of their own. It is fitted to each stream alone, once with raw labels and once with those of people who
-read pairs again, and it is the mean of the means of both.
+writes the share of best neighbours that are wrong on that curve, and the number of scores per request.
 
 The replay serves nothing, so every request brings its label, as a miss does. The streams are intents of banking77 and
 clinc150, held-out wordings, and the calibration split of the development pairs.
@@ -55,10 +51,6 @@ WEIGHTS_OF = {
 # and all of 6 above 0.8. `mislabelled_share` is a line through these.
 NOISE_FROM, NOISE_RISE, MAX_NOISE = 0.54, 4.7, 0.95
 NAMES = ("learned", "checks")
-# Streams whose wrong shares are the prior of a route. Wordings have traps that traffic has not, and the intents of
-# clinc150 hardly differ in their words: their level is 1 below that of the others.
-NATURAL = ("development", "banking77")
-FITTED_FROM = 0.46  # score; far below the threshold of any route the curve bends
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
 
 BestNeighbours = Sequence[tuple[Opinion, bool] | None]
@@ -176,33 +168,6 @@ def fit_curve(found: Mapping[str, BestNeighbours], verifier: str) -> tuple[float
     return round(float(fitted.coef_[0, 0]), 4), round(float(fitted.intercept_[0]), 4)
 
 
-def share_curve(found: Mapping[str, BestNeighbours]) -> tuple[float, float]:
-    """Return how often the best neighbour is right on a route, as a logistic curve over its score.
-
-    It is the mean of the curves by raw labels and of those by labels that were read again.
-    """
-    curves: dict[str, list[FloatArray]] = {"raw": [], "read again": []}
-    for name in NATURAL:
-        met = [each for each in found[name] if each is not None and each[0].score >= FITTED_FROM]
-        score = np.array([opinion.score for opinion, _ in met])
-        right = np.array([float(is_right) for _, is_right in met])
-        curves["raw"].append(logistic(score, right))
-        if name == "development":
-            curves["read again"].append(logistic(score, np.maximum(right, mislabelled_share(score))))
-    slope, offset = np.mean([np.mean(each, axis=0) for each in curves.values()], axis=0)
-    return round(float(slope), 4), round(float(offset), 4)
-
-
-def logistic(score: FloatArray, chance: FloatArray) -> FloatArray:
-    """Return slope and offset of the chance (n,) of being right over the score (n,)."""
-    model = LogisticRegression(C=1e6).fit(
-        np.concatenate([score, score])[:, None],
-        np.concatenate([np.ones(len(score)), np.zeros(len(score))]),
-        sample_weight=np.concatenate([chance, 1.0 - chance]),
-    )
-    return np.array([model.coef_[0, 0], model.intercept_[0]])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("banking", "clinc", "eval", "model"):
@@ -211,7 +176,7 @@ def main() -> None:
     given = parser.parse_args()
     about = json.loads((given.out / ABOUT_FILE).read_bytes())
     arrays = (given.out / "verifier.npz").read_bytes()
-    about |= {"curves": {name: [1.0, 0.0] for name in NAMES}, "share_curve": {}, "priors": dict.fromkeys(NAMES, FLAT)}
+    about |= {"curves": {name: [1.0, 0.0] for name in NAMES}, "priors": dict.fromkeys(NAMES, FLAT)}
 
     def write() -> None:
         (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")
@@ -233,12 +198,8 @@ def main() -> None:
         about["curves"][name] = fit_curve(best_of(verifier, requests), name)
     for name, verifier in verifiers():  # the probabilities of their opinions come from the curves
         best = best_of(verifier, requests)
-        if name == "learned":
-            about["share_curve"] = {name: share_curve(best)}
         about["priors"][name] = prior(
-            about["share_curve"].get(name, about["curves"][name]),
-            {stream: (requests[stream], best[stream]) for stream in best},
-            WEIGHTS_OF[name],
+            about["curves"][name], {stream: (requests[stream], best[stream]) for stream in best}, WEIGHTS_OF[name]
         )
         verifier.close()
     write()

@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 # Standard deviations of a route's log-odds from the calibration: of its level, of its slope over one unit of score,
 # and of single regions of scores with their length.
 LEVEL, SLOPE, LOCAL, LENGTH = 1.0, 5.0, 0.5, 0.08
-MAX_STEPS, CLOSE_ENOUGH = 60, 1e-6  # of Newton's method, and the change of log-odds that ends it
+MAX_STEPS, CLOSE_ENOUGH = 60, 1e-3  # of Newton's method, and the change of log-odds that ends it
 SMALLEST = 2.0**-20  # part of a step below which there is nothing left to gain
 CLIP = 30.0  # log-odds beyond which an exponential is not worth its digits
 

@@ -8,20 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.cache.threshold.ledger import (
-    AIM,
     BANDS,
     CENTRES,
-    FIRST_REQUESTS,
     LOWEST,
     MAX_AUDIT_WEIGHT,
     MAX_GROWTH,
     MIN_AUDIT_WEIGHT,
     MIN_GROWTH,
     PRIOR_ENTRIES,
-    STEADY,
     WIDTH,
     ThresholdLedger,
-    aim,
     band_of,
 )
 
@@ -179,10 +175,10 @@ def test_a_cache_that_suddenly_holds_more_is_dared_less() -> None:
     for _ in range(5000):
         ledger.advance(1)
         ledger.observe(0.9, entries=PRIOR_ENTRIES)
-    assert ledger.growth(round(STEADY * PRIOR_ENTRIES)) == pytest.approx(1.0, rel=1e-3), "no jump"
-    assert ledger.growth(round(3.5 * STEADY * PRIOR_ENTRIES)) == pytest.approx(2.0, rel=0.01)  # as was measured
+    assert ledger.growth(PRIOR_ENTRIES) == pytest.approx(1.0)
+    assert ledger.growth(round(3.5 * PRIOR_ENTRIES)) == pytest.approx(2.0, rel=0.01)  # as was measured
     assert ledger.growth(10**9) == MAX_GROWTH
-    assert ledger.threshold(0.01, ledger.growth(10 * PRIOR_ENTRIES)) > ledger.threshold(0.01)
+    assert ledger.threshold(0.05, ledger.growth(10 * PRIOR_ENTRIES)) > ledger.threshold(0.05)
     for _ in range(10_000):
         ledger.advance(1)
         ledger.observe(0.9, entries=10 * PRIOR_ENTRIES)
@@ -193,16 +189,7 @@ def test_a_young_cache_is_dared_more_within_bounds() -> None:
     ledger = ThresholdLedger(PRIOR)
     assert ledger.growth(0) == 1.0, "not known"
     assert ledger.growth(1) == MIN_GROWTH
-    assert ledger.growth(round(STEADY * PRIOR_ENTRIES)) == pytest.approx(1.0, rel=1e-3)
+    assert ledger.growth(PRIOR_ENTRIES) == pytest.approx(1.0)
     sizes = [ledger.growth(entries) for entries in (1, 100, 300, 1000, 3000, 10**9)]
     assert sizes == sorted(sizes)
     assert ledger.threshold(0.05, ledger.growth(1)) < ledger.threshold(0.05)
-
-
-def test_chance_takes_most_of_a_promise_from_the_first_thousand_requests() -> None:
-    """Ten wrong hits are 1 % of a thousand requests, and their number varies by three."""
-    ledger = ThresholdLedger(PRIOR)
-    assert aim(0.01, 0) == aim(0.01, FIRST_REQUESTS) == pytest.approx(AIM * 0.0068, abs=1e-4)
-    assert aim(0.01, 10_000) == pytest.approx(AIM * 0.009)
-    young, old = (ledger.state_for(0.01, 1.0, requests).threshold for requests in (0, 10_000))
-    assert young > old
