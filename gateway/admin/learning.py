@@ -155,7 +155,7 @@ def _route_report(route: str, rule: SemanticRule, control: RouteControl, answer_
         "min_similarity": rule.acceptance.min_similarity,
         "audit": rule.audits.share,
         "learning": control.learning,
-        "threshold": control.threshold(rule.acceptance),
+        "threshold": control.threshold(rule.acceptance, control.entries),
         "labels": control.labels,
         "labels_since_drift": control.labels_since_drift,
         "answer_share": round(answer_share, 4),

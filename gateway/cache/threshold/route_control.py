@@ -272,6 +272,7 @@ class RouteControl:
         self._threshold_state: ThresholdState | None = None  # of the last computed threshold
         self._weights: list[float] | None = None  # audit weights of that state, computed on demand
         self.current_threshold: float | None = None  # the threshold of the last lookup
+        self.entries = 0  # of the scope that was asked last; 0: not known
 
     def reset(self) -> None:
         """Forget all that was learned. Request counters go on."""
@@ -323,7 +324,8 @@ class RouteControl:
         if acceptance.min_similarity is not None:
             self.current_threshold = acceptance.min_similarity
             return acceptance.min_similarity
-        budget = self._budget = acceptance.max_wrong_hits or 0.0
+        budget, self.entries = acceptance.max_wrong_hits or 0.0, entries
+        self._budget = budget
         if self._changes_since_refresh >= self.refresh_every:
             self._forget_thresholds()
             self._changes_since_refresh = 0
