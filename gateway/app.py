@@ -297,6 +297,7 @@ class Gateway:
         async def recover() -> None:
             await begun.complete.wait()  # no hit before the bans are known
             await retry_until_available(self.parts.routing.restore)
+            await retry_until_available(self.parts.scores.restore)
             await self.recovery.run()
             await self._carry_over()
 
@@ -363,9 +364,8 @@ async def running(
             stack.callback(lock.release)
         stores = await open_stores(config, environ, clock)
         stack.push_async_callback(stores.close)
-        parts = await build_parts(stack, config, environ, clock, draw, stores)
-        if any(map(embeds, policy.routes)):
-            await parts.opener.open()
+        needs_model = any(map(embeds, policy.routes))
+        parts = await build_parts(stack, config, environ, clock, draw, stores, embeds=needs_model)
         gateway = Gateway(
             config,
             parts,

@@ -104,7 +104,7 @@ class StateKeeper:
     async def save(self) -> None:
         """Save what changed since the last time. If the store fails, the next call tries again."""
         try:
-            if self._saved and not self._retired:  # after the start; a new policy may have added routes
+            if self.restored.is_set() and not self._retired:  # after the start; a new policy may have added routes
                 await self.restore()
             for route, control in self._controls.all():
                 if route in self._saved and self._saved[route] != control.state:

@@ -115,6 +115,7 @@ class Parts:
     promises: Promises
     escalations: TierLearning
     routing: StateKeeper  # saves and restores the escalations
+    scores: StateKeeper  # saves and restores their scores
     light_audits: Callable[[], TierAudits]  # opens them
     draw: Callable[[], float]
     prices: Mapping[str, Tariff]
@@ -167,14 +168,19 @@ async def build_parts(
     clock: Clock,
     draw: Callable[[], float],
     stores: Stores,
+    *,
+    embeds: bool,
 ) -> Parts:
-    """Build all parts. `stack` closes them. Raise `StartupError`."""
+    """Build all parts, with the spaces if a route of the policy `embeds`. `stack` closes them. Raise `StartupError`,
+    and what `SpaceOpener.open` raises."""
     secret = erasure_secret(config, environ)
     memory = FeedbackState(ServedHits(), Counterexamples(), Links())
     inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory)
     pools, prices, telemetry, fleet = inputs.pools, inputs.prices, inputs.telemetry, inputs.fleet
     spaces = Spaces()
     opener = SpaceOpener(await stack.enter_async_context(AsyncExitStack()), inputs, spaces)
+    if embeds:  # before learnt state is read, which says nothing about another model
+        await opener.open()
     background = Background()
     stack.push_async_callback(background.close)
     turn_notes = TurnNotes(memory.links, stores.redis, telemetry)
@@ -182,7 +188,7 @@ async def build_parts(
     fleet.open_leases(stack, telemetry)
     fleet.announce_embedder(stack, spaces, clock)
     meter_stack = await stack.enter_async_context(AsyncExitStack())
-    escalations, routing = _open_routing(stack, inputs, spaces)
+    escalations, routing, scores = _open_routing(stack, inputs, spaces)
     inputs.recorder.state = RecordedState(spaces, escalations)
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
     audits = await stack.enter_async_context(AsyncExitStack())
@@ -204,6 +210,7 @@ async def build_parts(
         promises=Promises(clock, telemetry),
         escalations=escalations,
         routing=routing,
+        scores=scores,
         light_audits=open_audits,
         draw=draw,
         prices=prices,
@@ -273,8 +280,10 @@ def _build_inputs(
     )
 
 
-def _open_routing(stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces) -> tuple[TierLearning, StateKeeper]:
-    """Return the tier learning of the routes, shared with other gateways, and the keeper of its state."""
+def _open_routing(
+    stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces
+) -> tuple[TierLearning, StateKeeper, StateKeeper]:
+    """Return the tier learning of the routes, shared with other gateways, and the keepers of its state and scores."""
     fleet = inputs.fleet
     escalations = TierLearning("", inputs.clock, inputs.telemetry, fleet.publisher("routing"))
     spaces.follow(lambda _: escalations.rebase(spaces.target.complexity.basis))
@@ -287,7 +296,7 @@ def _open_routing(stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces) ->
     run_in(stack, escalations.run())
     fleet.share_breaker_hints(inputs.pools)
     fleet.share_learning(stack, spaces, escalations, routing)
-    return escalations, routing
+    return escalations, routing, scores
 
 
 def recovery_of(

@@ -190,7 +190,7 @@ async def test_a_checkpoint_of_another_embedder_is_ignored(
         async with gateway_of(config) as served:
             await until(lambda: served.gateway.migration.complete)
             (name,) = await served.gateway.parts.space.index.fingerprints()
-            (stored,) = await served.gateway.stores.redis.vectors_of([name])
+            (stored,) = await served.gateway.parts.space.backing_store.vectors_of([name])
             assert stored.fingerprint == name, "what the index holds is the new embedder's"
     assert "checkpoint was refused" in caplog.text
 

@@ -277,7 +277,8 @@ async def test_an_exception_at_any_port_never_fails_a_request(served: Served, mo
     def broken(*_: Any, **__: Any) -> Any:
         raise Unforeseen
 
-    for path, part in ports_of(served.gateway.parts, "parts"):
+    parts = served.gateway.parts
+    for path, part in itertools.chain(ports_of(parts, "parts"), ports_of(parts.space, "parts.space")):
         for name in methods_of(part):
             first, stored = next(ask_next), next(ask_next)
             await ask(served, stored, streams=False)
