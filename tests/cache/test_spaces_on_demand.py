@@ -12,6 +12,7 @@ import pytest
 from gateway.errors import StartupError
 from gateway.steps import opening
 from tests.admin.test_policy import config_in, send, serving
+from tests.fixtures.gateways import config_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -63,3 +64,30 @@ def test_the_composition_root_imports_no_similarity_cache() -> None:
     names = run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
     for name in ("steps.opening", "steps.semantic_cache", "adapters.faiss", "adapters.onnx.encoder", "cache.verifiers"):
         assert f"'gateway.{name}'" not in names
+
+
+async def test_what_tiers_have_learnt_is_read_when_a_policy_brings_them_back(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    config = exact_only(tmp_path, light)
+    models = {"light": light, "large": large}
+    backends = {name: {"adapter": "openai", "url": each.url, "model": name} for name, each in models.items()}
+    config = config_of(tmp_path / "data", backends).model_copy(update={"policies": config.policies})
+    plain, tiers = (
+        EXACT.replace("main", "light"),
+        EXACT.replace("backend: main", "light: light, large: large, quality: 0.7"),
+    )
+    file = config.policies / "default.yaml"
+    file.write_text(tiers)
+    async with serving(config) as served:
+        for number in range(40):
+            answer = await served.chat(f"{number}: design an algorithm step by step")
+            await served.post("/v1/feedback", {"request_id": answer.headers["x-request-id"], "verdict": "wrong"})
+        learnt = served.gateway.parts.escalations.of("default").snapshot()
+        assert served.gateway.parts.escalations.of("default").version > 0
+    file.write_text(plain)
+    async with serving(config) as served:
+        assert not served.gateway.parts.spaces.is_open
+        assert (await send(served, "/admin/policy", tiers)).status == 200
+        await until(lambda: "default" in served.gateway.parts.scores.routes)
+        assert served.gateway.parts.escalations.of("default").snapshot() == learnt
