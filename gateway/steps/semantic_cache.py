@@ -208,13 +208,11 @@ class SemanticCache:
         return hit
 
     def _pass_on(self, request: RequestContext, question: str, embedding: Embedding) -> Response | Awaitable[Response]:
-        call = request.call
-        if self.conversations is not None and self.conversations.links.has_turns and call is not None:
-            turns = call.body.get("messages") or call.body.get("input")
-            if type(turns) is list and len(turns) > 2 and not embedding.partial:  # one turn costs no call here
-                continued = self._continued(request, call)
-                if continued is not None:
-                    return self._continue(request, call, question, continued)
+        if self.conversations is not None and self.conversations.links.has_turns and not embedding.partial:
+            assert request.call is not None
+            continued = self._continued(request, request.call)
+            if continued is not None:
+                return self._continue(request, request.call, question, continued)
         if self.inflight is None:
             return self.inner(request)
         return self.inflight.answer(request, question, embedding, self.inner)

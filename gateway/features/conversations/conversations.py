@@ -21,7 +21,7 @@ LOG = logging.getLogger("nearhit.semantic")
 
 
 @dataclass(slots=True)
-class Found:
+class StoredConversation:
     """The turns of a history that semantic hits answered, each with the fingerprint of the entry."""
 
     history: History
@@ -63,7 +63,7 @@ class Conversations:
             return None
         history = History(request, call)
         turns = [(turn, name) for turn in history.answered() if (name := links.turn(turn.scope, turn.question))]
-        return Found(history, turns, self.parts) if turns else None
+        return StoredConversation(history, turns, self.parts) if turns else None
 
     def note(self, request: RequestContext, hit: Response) -> None:
         notes = self.parts.notes

@@ -35,7 +35,11 @@ class AnsweredTurn:
 
 def has_history(call: Call) -> bool:
     """Return whether a call has earlier turns. It reads nothing but the length of a list."""
-    return any(isinstance(turns := call.body.get(name), list) and 3 <= len(turns) <= MAX_TURNS for name in TURN_FIELDS)
+    for name in TURN_FIELDS:
+        turns = call.body.get(name)
+        if isinstance(turns, list) and 3 <= len(turns) <= MAX_TURNS:
+            return True
+    return False
 
 
 class History:

@@ -39,9 +39,9 @@ class ListTariff:
     ) -> None:
         self._catalogue = load_catalogue(data_dir)
         if provider not in self._catalogue.providers:
-            raise LookupError(f"no list of prices has the provider {provider[:100]!r}; `nearhit prices` names them")
+            raise LookupError(f"no price list has the provider {provider[:100]!r}; `nearhit prices list` names them")
         if fixed is not None and self._catalogue.find(provider, fixed) is None:
-            raise LookupError(f"the list of {provider} has no model {fixed[:100]!r}; see `nearhit prices {provider}`")
+            raise LookupError(f"{provider} lists no model {fixed[:100]!r}; see `nearhit prices list {provider}`")
         self._name = name
         self._provider = provider
         self._fixed = fixed
@@ -49,7 +49,7 @@ class ListTariff:
         self._stated = stated
         self._wall = wall
         self._found: BoundedCache[str, ListedModel | None] = BoundedCache(MAX_NAMES)
-        self._said = 0
+        self._warnings = 0
 
     def price(self, model: str) -> Price:
         """Return the price of a call now, by the model that its client names; `UNPRICED` if the list has none."""
@@ -64,8 +64,8 @@ class ListTariff:
 
     def _find(self, name: str) -> ListedModel | None:
         found = self._catalogue.find(self._provider, name) if name else None
-        if found is None and name and self._said < MAX_NAMES:
-            self._said += 1
+        if found is None and name and self._warnings < MAX_NAMES:
+            self._warnings += 1
             message = "calls of this model are not priced: state its price, or the model to price it as"
             fields = {"backend": self._name, "model": name[:200], "keys": "price, or price.catalogue"}
             LOG.warning(message, extra={"fields": fields})

@@ -85,8 +85,8 @@ class SpendReport(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A report as it is asked for. Hours count from the epoch."""
+class ReportRequest:
+    """The rows that a report has. Hours count from the epoch."""
 
     by: Sequence[str]
     first: int
@@ -108,16 +108,16 @@ class SpendAdmin:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Report the spend of all gateways on the store, up to the last second: the rows with the highest cost first.
         Routes without `spend` are not in it."""
-        asked = self._asked(request)
+        wanted = self._report_request(request)
         rows: list[tuple[Payer, Counts]] = []
-        async for _, found in self._store.read(asked.first, asked.end):
-            kept = [row for row in found if asked.tenant in (None, row[0].tenant)]
-            rows = [*grouped_rows([*rows, *kept], asked.by)]
+        async for _, page in self._store.read(wanted.first, wanted.end):
+            matching = [row for row in page if wanted.tenant in (None, row[0].tenant)]
+            rows = [*grouped_rows([*rows, *matching], wanted.by)]
         if request.query.get("format") == "csv":
-            return web.Response(text=as_csv(rows, asked), content_type=CSV)
-        return json_response(report(rows, asked.by))
+            return web.Response(text=as_csv(rows, wanted), content_type=CSV)
+        return json_response(report(rows, wanted.by))
 
-    def _asked(self, request: web.Request) -> Asked:
+    def _report_request(self, request: web.Request) -> ReportRequest:
         """Raise `BadRequest`."""
         query, now = request.query, int(self._clock.wall())
         by = list(dict.fromkeys(filter(None, query.get("by", "tenant,model").split(","))))
@@ -130,7 +130,7 @@ class SpendAdmin:
         end = _hour("to", query["to"]) if "to" in query else now // HOUR_S + 1
         first = _hour("from", query["from"]) if "from" in query else int(month.timestamp()) // HOUR_S
         oldest = (now - KEPT_S) // HOUR_S
-        return Asked(by, max(first, oldest), min(end, now // HOUR_S + 1), query.get("tenant"))
+        return ReportRequest(by, max(first, oldest), min(end, now // HOUR_S + 1), query.get("tenant"))
 
 
 def grouped_rows(rows: Sequence[tuple[Payer, Counts]], by: Sequence[str]) -> Sequence[tuple[Payer, Counts]]:
@@ -146,9 +146,9 @@ def _hour(name: str, text: str) -> int:
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) // HOUR_S
 
 
-def as_csv(rows: Sequence[tuple[Payer, Counts]], asked: Asked) -> str:
+def as_csv(rows: Sequence[tuple[Payer, Counts]], wanted: ReportRequest) -> str:
     """Return the rows with the columns of FOCUS. Columns of our own begin with `x_`. An empty cost: not priced."""
-    period = {"ChargePeriodStart": _iso(asked.first), "ChargePeriodEnd": _iso(asked.end)}
+    period = {"ChargePeriodStart": _iso(wanted.first), "ChargePeriodEnd": _iso(wanted.end)}
     out = io.StringIO()
     writer: Any = None
     for payer, counts in rows:
@@ -157,7 +157,7 @@ def as_csv(rows: Sequence[tuple[Payer, Counts]], asked: Asked) -> str:
             **period,
             "ChargeCategory": "Usage",
             "BillingCurrency": "USD",
-            **{FOCUS[name]: _cell(getattr(payer, name)) for name in asked.by},
+            **{FOCUS[name]: _cell(getattr(payer, name)) for name in wanted.by},
             "ConsumedQuantity": counts.input + counts.output,
             "ConsumedUnit": "Tokens",
             "BilledCost": "" if unpriced else f"{dollars(counts.cost):.9f}",
