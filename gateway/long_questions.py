@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from gateway.text_forms import fold_spaces
+from gateway.words import RUN
 
 MAX_WHOLE = 1_000  # characters; longer questions are split. 256 tokens of English have 900 to 1,200 characters
 MAX_READ = 400_000  # characters; a longer question has no semantic lookup. Reading one of this length takes 5 ms
@@ -33,7 +34,6 @@ _BEGINS_ASKING = re.compile(
 )
 # Instructions to work on the text itself: then its last sentence is no question, but a part of the text.
 # The beginnings of such verbs, which may also have other endings.
-_WORD = re.compile(r"\w+")
 _REWORKING = (
     "translat", "summari", "summary", "rewrit", "rephras", "reword", "paraphras", "proofread", "classif", "categori",
     "extract", "shorten", "simplif", "transcri", "translit", "reformat", "anonymi", "redact", "spell", "grammar",
@@ -122,7 +122,7 @@ def _reworks(text: str) -> bool:
     """Return whether the text asks to work on a text itself."""
     lower = text.lower()
     # Looking for the parts first is five times as fast as reading the words, and they seldom occur.
-    if any(verb in lower for verb in _REWORKING) and any(map(_begins_reworking, _WORD.findall(lower))):
+    if any(verb in lower for verb in _REWORKING) and any(map(_begins_reworking, RUN.findall(lower))):
         return True
     return _REWORKING_THE.search(lower) is not None
 

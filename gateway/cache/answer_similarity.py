@@ -26,6 +26,7 @@ from gateway.cache.threshold.wrong_hits import Label
 from gateway.entries import Embedding, Vector
 from gateway.errors import EmbedderUnavailable
 from gateway.ports import Embedder
+from gateway.words import RUN
 
 DIFFERENT_BELOW = 0.75  # cosine
 SAME_FROM = 0.90  # cosine from which two answers may say the same
@@ -149,8 +150,6 @@ LEAST_WORDS = 3  # content words that each text must have
 
 NEARLY_ALL = 0.8  # shared content words over all of both texts
 
-_WORD = re.compile(r"\w+")
-
 
 def compare_words(a: str, b: str, question: str = "", stored: str = "") -> Label | None:
     """Return the result if the words decide without embeddings, or None. `question` and `stored` are those of
@@ -173,4 +172,4 @@ def compare_words(a: str, b: str, question: str = "", stored: str = "") -> Label
 
 
 def _content_words(text: str) -> frozenset[str]:
-    return frozenset(word[:STEM] for word in _WORD.findall(text.casefold()) if word not in STOP)
+    return frozenset(word[:STEM] for word in RUN.findall(text.casefold()) if word not in STOP)

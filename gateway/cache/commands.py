@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.cache.exclusive_words import word_set
+from gateway.words import LETTERS
 
 MAX_CHUNKS = 256  # parts between spaces of one text
 
@@ -82,7 +83,6 @@ _SHORT_OPTION = re.compile(r"-[A-Za-z]{1,2}|--[A-Za-z].*")
 _ARGUMENT = re.compile(r"-{1,2}\w|/[A-Za-z?](?:\s|\Z)|[\w~.-]*[/.][\w~./-]*[A-Za-z]\w*\Z")  # behind a program
 _SCRIPT = re.compile(r"(?:\.{1,2}|~)?/[\w./-]+|[\w-]+\.(?:sh|py|exe|bat|ps1|pl|rb|js)")  # a program by its path
 _LABEL = re.compile(r"([^:?\n]{1,80})[?:]['\"`)]?\s")
-_WORD = re.compile(r"[^\W\d_]+")
 _ENDS = ".,;:?!"
 _WRAPS = "`'\"()\u201c\u201d\u2018\u2019\u00ab\u00bb\u3002\uff1f"
 _PROMPTS = frozenset(("$", "#", ">", "%", ">>>"))
@@ -164,7 +164,7 @@ def _start_behind_label(text: str, chunks: Sequence[str]) -> int | None:
     if chunks and chunks[0] in _PROMPTS and len(chunks) > 1:
         return 1
     for match in _LABEL.finditer(text[:400]):
-        if not _LABELS.isdisjoint(_WORD.findall(match[1].lower())):
+        if not _LABELS.isdisjoint(LETTERS.findall(match[1].lower())):
             return len(chunks) - len(text[match.end() :].split())
     return None
 

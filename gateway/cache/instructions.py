@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+from gateway.words import RUN
+
 WORDS = (
     "ignore disregard answer respond response reply say state claim assert pretend lie output print repeat act assume "
     "write return speak tell forget note message instruction instructions hint opposite "
@@ -51,7 +53,6 @@ _STEER = re.compile(
     rf"(?:\A[\W_]{{0,9}}{_LEAD}{_FIRST}|{_BOUNDARY}{_LEAD}{_VERBS}\b(?!['\u2019])|{_CLOSED}|{_ANYWHERE})[^.!?\n]{{0,400}}",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"\w+")
 
 MAX_REMARK = 3  # parts between spaces; longer text behind a question is a sentence, which the verifier reads
 
@@ -68,7 +69,7 @@ COURTESY = frozenset(
 def instructions_in(text: str) -> frozenset[str]:
     """Return the instructions to the model in a text, each as its words in lower case."""
     instructions = _STEER.findall(text[:MAX_CHARACTERS])
-    return frozenset(" ".join(_WORD.findall(each.lower())) for each in instructions) if instructions else frozenset()
+    return frozenset(" ".join(RUN.findall(each.lower())) for each in instructions) if instructions else frozenset()
 
 
 def remark_of(text: str) -> str:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 
+from gateway.words import LETTERS
+
 LANGUAGES = frozenset({"en"})  # ISO 639-1 codes of the cross-encoder's training texts
 
 MAX_CHARACTERS = 2048  # of a text that are looked at; the cross-encoder reads no longer ones
 MAX_FOREIGN_SHARE = 0.2  # of letters in other scripts: an English question may quote a foreign word
 
-_WORD = re.compile(r"[^\W\d_]+")
 _ACRONYM = re.compile(r"\b[A-Z]{2,}\b")
 _LATIN_END = 0x250  # Latin letters with their European accents come before it
 _SPANISH_MARKS = frozenset("¿¡")
@@ -59,7 +60,7 @@ def reads(text: str) -> bool:
     if _ACRONYM.search(text) and not text.isupper():
         text = _ACRONYM.sub(" ", text)
     text = text.lower()
-    words = _WORD.findall(text)
+    words = LETTERS.findall(text)
     english = sum(map(_ENGLISH.__contains__, words))
     if text.isascii():
         return sum(map(_FOREIGN.__contains__, words)) <= english

@@ -31,14 +31,13 @@ from gateway.cache.instructions import COURTESY, WORDS, instructions_in, remark_
 from gateway.cache.quantities import have_other_units
 from gateway.cache.spelling_words import TOLD_APART
 from gateway.outcomes import Refusal
+from gateway.words import ASCII_WORD, RUN, WORD
 
 # Patterns run only where they can match.
 #
 # Searching a question takes 5 to 20 us per pattern and nearly always finds nothing, as most patterns need a rare word
 # or sign. Each pattern states these clues, and never more than it needs, so the results are the same
 # (tests/cache/test_text_patterns.py).
-
-_RUN = re.compile(r"\w+")
 
 _JOINS = frozenset("'_")
 
@@ -63,7 +62,7 @@ def clues_of(text: str, plain: str, words: frozenset[str]) -> LexicalClues | Non
         return None
     signs = frozenset(plain)
     joined = not _JOINS.isdisjoint(signs)
-    return LexicalClues(frozenset(_RUN.findall(plain)) if joined else words, plain, signs, joined)
+    return LexicalClues(frozenset(RUN.findall(plain)) if joined else words, plain, signs, joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +127,6 @@ def plain(text: str) -> str:
 
 
 # Every gap below is bounded: an unbounded pattern takes quadratic time on a hostile text.
-_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
-
-_ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same for ASCII, twice as fast
-
 _NUMBER = PatternIndex(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
 
 _NEGATIVE = "not no never without none nobody nothing neither nor cannot unable except nicht nie ohne sin nunca jamas"
@@ -220,7 +215,7 @@ _NOTABLE = TRIGGERS | TOLD_APART
 def read(text: str) -> Lexical:
     """Read a new question. It is not cached, as most questions come once. Use `read_stored` for stored questions."""
     plainly = plain(text)
-    words = tuple(_ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, _WORD.findall(text)))
+    words = tuple(ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, WORD.findall(text)))
     vocabulary = frozenset(words)
     clues = clues_of(text, plainly, vocabulary)
     directions = [matches for pattern in (_DIRECTION, _TO, _THAN) for matches in pattern.matches(text, clues)]
@@ -238,7 +233,7 @@ def read(text: str) -> Lexical:
         transforms=transforms(text),
         quoted=quoted_in(text) if clues is None or _QUOTES(clues) else frozenset(),
         instructions=instructions_in(text) if clues is None or _INSTRUCTS(clues) else frozenset(),
-        remark=frozenset(_WORD.findall(remark)) - COURTESY if remark else frozenset(),
+        remark=frozenset(WORD.findall(remark)) - COURTESY if remark else frozenset(),
         plain=plainly,
         clues=clues,
         exact=read_parts(text, vocabulary, frozenset(text) if clues is None else clues.signs),
@@ -266,10 +261,10 @@ def _names(text: str) -> frozenset[str]:
     if text.isascii():
         if text[1:].islower():
             return frozenset()  # only the first letter is a capital, as in a sentence
-        written = [word for word in _ASCII_WORD.findall(text) if not word.islower()]
+        written = [word for word in ASCII_WORD.findall(text) if not word.islower()]
         inside = {lower for word in written if (lower := word.lower())[1:] != word[1:]}
     else:
-        written = [word for word in _WORD.findall(text) if not word.islower()]
+        written = [word for word in WORD.findall(text) if not word.islower()]
         inside = {word.lower() for word in written if any(map(str.isupper, word[1:]))}
     if len(inside) == len(written):
         return frozenset(inside)
@@ -291,12 +286,12 @@ def _starters(text: str) -> list[str]:
     read = 0 if first is None else first.end()
     if _ENDS.search(text, read, len(text) - 1):  # an end sign that nothing follows begins no sentence
         starts += [match.start(1) for match in _FURTHER_STARTERS.finditer(text, read)]
-    return [match.group() for start in starts if (match := _WORD.match(text, start))]
+    return [match.group() for start in starts if (match := WORD.match(text, start))]
 
 
 def _head(phrase: str) -> str:
     """Return the first two words of a phrase, or its only one: they name its subject well enough."""
-    words = _WORD.findall(phrase.lower())
+    words = WORD.findall(phrase.lower())
     return words[0] if len(words) == 1 else " ".join(words[:2]) if words else ""
 
 

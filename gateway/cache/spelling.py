@@ -34,6 +34,7 @@ from gateway.cache.spelling_words import (
 )
 from gateway.outcomes import Refusal
 from gateway.text_forms import fold_forms, fold_spaces
+from gateway.words import WORD
 
 HARMLESS: Mapping[str, str] = {
     "case at the start of a sentence": "it marks the sentence, whatever the word is",
@@ -67,8 +68,6 @@ SAME = Sameness.SAME
 """The two texts count as the same."""
 
 Comparison = Refusal | Literal[Sameness.SAME] | None
-
-_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*")
 
 _PROSE = str.maketrans(
     dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb\u300c\u300d\u300e\u300f", '"')
@@ -122,9 +121,9 @@ class Spelling:
     def __init__(self, text: str) -> None:
         self.text = text = fold_forms(text[:MAX_CHARACTERS])
         self.ascii = text.isascii()
-        self.words = tuple(_WORD.findall(text))
+        self.words = tuple(WORD.findall(text))
         lower = text.lower()
-        self.lower = self.words if lower == text else tuple(_WORD.findall(lower))
+        self.lower = self.words if lower == text else tuple(WORD.findall(lower))
         if len(self.lower) != len(self.words):  # a capital that is two characters in small letters
             self.lower = tuple(map(str.lower, self.words))
         if not self.ascii:
@@ -158,7 +157,7 @@ class Spelling:
     @cached_property
     def gaps(self) -> tuple[str, ...]:
         """The texts before, between and behind the words."""
-        return tuple(_WORD.split(self.text))
+        return tuple(WORD.split(self.text))
 
     @cached_property
     def bare(self) -> tuple[str, ...]:
