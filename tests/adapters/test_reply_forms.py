@@ -77,6 +77,7 @@ CALLS: dict[type, dict[str, list[Any]]] = {
     RedisStore: {
         "put": [ENTRY, UNIT], "get": [NAME], "amend": [ENTRY, ENTRY], "add_vector": [ENTRY, UNIT], "foreign": [[NAME]],
         "without_vector": [], "vectors": [], "fingerprints": [], "listed": [10], "vectors_of": [[NAME]],
+        "fields_of": [[NAME], ["record"]],
         "add_counterexample": ["a b"], "counterexamples": [], "add_links": [["a b"]], "links": [],
         "remove_relations": [["a"], ["b"]], "put_learning": ["r", b"x"], "learning": ["r"], "stats": [],
         "add_turns": [["a b"]], "publish_change": [None], "delete": [[NAME]],
@@ -300,3 +301,23 @@ async def test_a_key_of_another_type_is_a_store_fault(adapters: Adapters, adapte
             for key in keys:
                 write(key)
             await call_or_refuse(adapters.by_class[adapter], name)
+
+
+async def test_a_listed_key_of_another_type_hides_no_other_entry(adapters: Adapters) -> None:
+    store: RedisStore = adapters.by_class[RedisStore]
+    migration: RedisMigration = adapters.by_class[RedisMigration]
+    sizes: RedisEntrySizes = adapters.by_class[RedisEntrySizes]
+    names = [f"{n:064x}" for n in range(3)]
+    for name in names:
+        await store.put(entry_of(fingerprint=name), UNIT)
+    lost, *others = names
+    adapters.server.client.delete(store.names.entry(lost))
+    adapters.server.client.rpush(store.names.entry(lost), "another program")
+    assert {stored.fingerprint for stored in await store.vectors_of(names)} == set(others)
+    assert await store.foreign(names) == set()
+    assert [page async for page in store.without_vector()] == [[lost]]
+    assert {name async for page in migration.foreign() for name in page} == set(others)
+    await migration.settle()
+    (weights,) = [page async for page in sizes.weights()]
+    assert {size.fingerprint for size in weights if size.size} == set(others)
+    assert {name async for name, _ in store.fingerprints()} == set(others), "it is not listed any more"

@@ -18,14 +18,17 @@ TIMEOUT_S = 10.0  # per page; nobody waits for it
 WEIGH = """
 local found = {}
 for i = 2, #KEYS do
-  local size = redis.call('HSTRLEN', KEYS[i], 'record')
-  if size == 0 then
+  local size = redis.pcall('HSTRLEN', KEYS[i], 'record')  -- an error if the key has another type: it is no entry then
+  local worth = ''
+  if type(size) ~= 'number' or size == 0 then
+    size = 0
     redis.call('ZREM', KEYS[1], ARGV[i - 1])
   else
     size = size + redis.call('HSTRLEN', KEYS[i], 'vector') + redis.call('HSTRLEN', KEYS[i], 'former')
+    worth = redis.call('HGET', KEYS[i], 'worth') or ''
   end
   found[2 * i - 3] = size
-  found[2 * i - 2] = redis.call('HGET', KEYS[i], 'worth') or ''
+  found[2 * i - 2] = worth
 end
 return found
 """

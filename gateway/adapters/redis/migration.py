@@ -40,8 +40,8 @@ return 1
 # stays.
 DROP_FORMER = """
 for _, key in ipairs(KEYS) do
-  local former = redis.call('HGET', key, 'former_embedder')
-  if former then
+  local former = redis.pcall('HGET', key, 'former_embedder')  -- an error if the key has another type: it is no entry
+  if type(former) == 'string' then
     if former == ARGV[1] then
       redis.call('HSET', key, 'vector', redis.call('HGET', key, 'former'), 'embedder', former)
     end
@@ -61,8 +61,7 @@ class RedisMigration:
 
     async def foreign(self) -> AsyncIterator[Sequence[str]]:
         async for names in self._pages():
-            embedders = replies.list_of(replies.list_of(OPTIONAL, 2), len(names))
-            made_by = await self._store.execute(partial(self._embedders, names), TIMEOUT_S, read=embedders)
+            made_by = await self._store.fields_of(names, ("embedder", "former_embedder"), TIMEOUT_S)
             yield [name for name, by in zip(names, made_by, strict=True) if self._needs_embedding(by)]
 
     def _needs_embedding(self, made_by: Sequence[bytes | None]) -> bool:
@@ -124,14 +123,6 @@ class RedisMigration:
                 keys = list(map(self._store.names.entry, group))
                 await self._store.execute(partial(_drop_former, keys, self._embedder), TIMEOUT_S, read=replies.nothing)
         await self._mark("tidied")
-
-    async def _embedders(self, names: Sequence[str], client: Any) -> Any:
-        if not names:
-            return []
-        async with client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hmget(self._store.names.entry(name), "embedder", "former_embedder")
-            return await pipe.execute()
 
     async def _mark(self, field: str) -> None:
         await self._store.execute(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from redis.exceptions import ResponseError
 
 from gateway.adapters.redis import replies
 from gateway.adapters.redis.cluster import key_space_of, used_memory
@@ -330,15 +331,7 @@ class RedisStore:
         return True
 
     async def foreign(self, fingerprints: Sequence[str]) -> set[str]:
-        async def read(client: Any) -> Any:
-            async with client.pipeline(transaction=False) as pipe:
-                for name in fingerprints:
-                    pipe.hmget(self.names.entry(name), "embedder", "former_embedder")
-                return await pipe.execute()
-
-        if not fingerprints:
-            return set()
-        rows = await self.execute(read, read=replies.list_of(replies.list_of(OPTIONAL, 2), len(fingerprints)))
+        rows = await self.fields_of(fingerprints, ("embedder", "former_embedder"))
         return {
             name
             for name, made_by in zip(fingerprints, rows, strict=True)
@@ -348,11 +341,32 @@ class RedisStore:
     async def without_vector(self) -> AsyncIterator[list[str]]:
         async for members in self.listed(SCAN_BATCH, BACKGROUND_S):
             names = list(dict.fromkeys(name for name, _ in members))
-            keys = list(map(self.names.entry, names))
-            embedders = await self.execute(
-                partial(_embedders, keys), BACKGROUND_S, read=replies.list_of(OPTIONAL, len(keys))
-            )
-            yield [name for name, embedder in zip(names, embedders, strict=True) if embedder is None]
+            rows = await self.fields_of(names, ("embedder",), BACKGROUND_S)
+            yield [name for name, (embedder,) in zip(names, rows, strict=True) if embedder is None]
+
+    async def fields_of(
+        self, fingerprints: Sequence[str], fields: Sequence[str], timeout_s: float | None = None
+    ) -> list[list[bytes | None]]:
+        """Return fields of entries, None for each that is absent. A key of another type has no fields: a program that
+        writes to it must not hide the other entries."""
+
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                for name in fingerprints:
+                    pipe.hmget(self.names.entry(name), *fields)
+                return await pipe.execute(raise_on_error=False)
+
+        def row(reply: Any) -> list[bytes | None]:
+            if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+                return [None] * len(fields)
+            if isinstance(reply, Exception):
+                raise reply
+            return read_row(reply)
+
+        if not fingerprints:
+            return []
+        read_row = replies.list_of(OPTIONAL, len(fields))
+        return await self.execute(read, timeout_s, read=replies.list_of(row, len(fingerprints)))
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
@@ -399,16 +413,7 @@ class RedisStore:
             yield page
 
     async def vectors_of(self, fingerprints: Sequence[str]) -> list[StoredVector]:
-        async def read(client: Any) -> Any:
-            async with client.pipeline(transaction=False) as pipe:
-                for name in fingerprints:
-                    pipe.hmget(self.names.entry(name), *VECTOR_FIELDS)
-                return await pipe.execute()
-
-        if not fingerprints:
-            return []
-        rows = replies.list_of(replies.list_of(OPTIONAL, len(VECTOR_FIELDS)), len(fingerprints))
-        named = zip(fingerprints, await self.execute(read, read=rows), strict=True)
+        named = zip(fingerprints, await self.fields_of(fingerprints, VECTOR_FIELDS), strict=True)
         vectors = [stored_vector(name, row, self._embedder) for name, row in named]
         return [stored for stored in vectors if stored is not None]
 
@@ -514,13 +519,6 @@ def _members(reply: Any) -> tuple[int, list[tuple[str, float]]]:
     """Return the next cursor, and the members of a sorted set with their scores, without names that are no text."""
     cursor, members = reply
     return replies.count(cursor), [(name.decode(), float(score)) for name, score in members if name.isascii()]
-
-
-async def _embedders(keys: Sequence[str], client: Any) -> Any:
-    async with client.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.hget(key, "embedder")
-        return await pipe.execute()
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
