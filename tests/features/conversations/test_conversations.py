@@ -14,7 +14,9 @@ from gateway.cache.links import HALF, Links, turn_key
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import LOOSE, Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.responses import answering, text_item
+from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 
 ASKED, REWORDED, THIRD = "who wrote the play hamlet", "who wrote the play hamlet then", "so who wrote the play hamlet"
 NEXT, NEXT_REWORDED = "when was he born in england", "when was he born in england then"
@@ -205,13 +207,16 @@ async def test_other_dialects_have_conversations_too(talks: Served, upstream: Up
 async def test_a_purged_entry_ends_its_conversations(talks: Served) -> None:
     stored = await conversation(talks, ASKED, NEXT)
     opening = await ask(talks, REWORDED)
-    entry = next(each for each in await entries_of(talks) if each["question"] == ASKED)
-    async with talks.session.post(
-        talks.admin_url + "/admin/cache/purge", json={"fingerprint": entry["fingerprint"]}
-    ) as purged:
-        assert (await purged.json())["removed"] == 1
+    await purge(talks, ASKED)
     assert is_miss(await ask(talks, REWORDED, opening.text, NEXT_REWORDED))
     assert (await ask(talks, ASKED, stored[1], NEXT)).cache_status.startswith("nearhit; hit"), "this one is stored yet"
+
+
+async def purge(served: Served, question: str) -> None:
+    entry = next(each for each in await entries_of(served) if each["question"] == question)
+    body = {"fingerprint": entry["fingerprint"]}
+    async with served.session.post(served.admin_url + "/admin/cache/purge", json=body) as purged:
+        assert (await purged.json())["removed"] == 1
 
 
 async def entries_of(served: Served) -> list[dict[str, Any]]:
@@ -231,6 +236,35 @@ async def test_a_conversation_goes_on_after_a_restart(upstream: Upstream, tmp_pa
     async with gateway_of(config, LOOSE) as second:
         await recovered(second)
         assert is_semantic(await ask(second, REWORDED, opening.text, NEXT_REWORDED))
+
+
+async def test_another_gateway_goes_on_with_the_conversation(
+    upstream: Upstream, outside_store: OutsideServer, tmp_path: Path
+) -> None:
+    configs = [
+        config_for(upstream, tmp_path / name, store={"url": outside_store.url, "timeout": "10s"}) for name in ("a", "b")
+    ]
+    async with gateway_of(configs[0], LOOSE) as first, gateway_of(configs[1], LOOSE) as second:
+        stored = await conversation(first, ASKED, NEXT)
+        opening = await ask(first, REWORDED)
+        await until(lambda: second.gateway.parts.space.index.size == 2 and second.gateway.parts.memory.links.has_turns)
+        follow_up = await ask(second, REWORDED, opening.text, NEXT_REWORDED)
+        assert is_semantic(follow_up)
+        assert follow_up.text == stored[3]
+        await purge(first, ASKED)
+        await until(lambda: second.gateway.parts.space.index.size == 1)
+        assert is_miss(await ask(second, REWORDED, opening.text, NEXT_REWORDED))
+
+
+async def test_a_conversation_of_an_erased_subject_is_over_for_everybody(talks: Served) -> None:
+    await conversation(talks, ASKED, NEXT, user="alice")
+    opening = await ask(talks, REWORDED, user="bob")
+    assert is_semantic(await ask(talks, REWORDED, opening.text, NEXT_REWORDED, user="bob"))
+    async with talks.session.post(talks.admin_url + "/admin/cache/erase", json={"subject": "user:alice"}) as response:
+        assert (await response.json())["report"]["counts"]["entries"] == 2
+    assert is_miss(await ask(talks, REWORDED, opening.text, NEXT_REWORDED, user="bob"))
+    kept = (talks.gateway.stores.redis.links(), talks.gateway.stores.redis.counterexamples())
+    assert [await each for each in kept] == [[], []], "nothing names the erased entry"
 
 
 async def test_a_policy_may_turn_it_off(upstream: Upstream, tmp_path: Path) -> None:
