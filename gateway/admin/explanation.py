@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -34,7 +34,7 @@ from gateway.scores import Scorer
 from gateway.steps.assembly import backend_choice_of
 from gateway.steps.parts import Parts
 from gateway.steps.request_reading import described_request, find_route
-from gateway.steps.semantic_assembly import route_screen, semantic_lookup
+from gateway.steps.semantic_assembly import route_conversations, route_screen, semantic_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class Explanation:
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
     session: str | None = None  # the session's part in the choice, or None on a route without sessions
     features: Mapping[str, str] = field(default_factory=dict)  # the lines of the route's features, by their title
+    conversation: str | None = None  # how it continues another conversation; None: it does not, or no gateway runs
     screen: str | None = None  # the screen's decision as a sentence; None without a screen or a running gateway
     personal_data: tuple[str, ...] = ()  # the kinds in the request, of those that the route looks for
     privacy: str | None = None  # the policy's action on personal data, or None if the route looks for none
@@ -98,6 +99,7 @@ class Explanation:
             "fingerprint": self.fingerprint or "none",
             "exact cache": self.exact,
             "semantic cache": self.semantic,
+            **({} if self.conversation is None else {"conversation": self.conversation}),
             **({} if self.screen is None else {"screen": self.screen}),
             **self.features,
             "complexity": "not scored" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
@@ -401,7 +403,18 @@ class ExplainAdmin:
         steps = steps_of(route, self.core.deployment)
         scored_by = str(parts.escalations.scores.of(route.name).source)
         screening = await _screening(route, parts, request, call)
-        return build_explanation(request, call, route, decision, deciding.outlook(request), steps, scored_by, screening)
+        explanation = build_explanation(
+            request, call, route, decision, deciding.outlook(request), steps, scored_by, screening
+        )
+        return replace(explanation, conversation=await _conversation(route, parts, request, call))
+
+
+async def _conversation(route: Route, parts: Parts, request: RequestContext, call: Call) -> str | None:
+    """Return the scope in which the request is looked up as well, as a sentence, or None if there is none."""
+    conversations = None if route.semantic is None else route_conversations(route.semantic, parts)
+    continuation = None if conversations is None else conversations.find(request, call)
+    keys = None if continuation is None else await continuation.keys()
+    return None if keys is None else f"continues one whose answer a hit served, in the scope {keys.scope}"
 
 
 async def _screening(route: Route, parts: Parts, request: RequestContext, call: Call) -> Screening | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder
-from gateway.cache.conversations import ContinuedRoute, conversations_of
+from gateway.cache.conversations import ContinuedRoute, RouteConversations, conversations_of
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.screening import RouteScreen, Screen, ScreenedRoute
 from gateway.cache.tool_calls import ToolCallRule
@@ -35,10 +35,6 @@ def semantic_cache(inner: Handler, route: Route, parts: Parts) -> Handler:
         inflight = SimilarInflight(
             lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
         )
-    conversations = None
-    if rule.conversations:
-        links, notes = parts.memory.links, parts.turn_notes
-        conversations = conversations_of(ContinuedRoute(links, parts.store, notes, parts.telemetry))
     return SemanticCache(
         inner,
         parts.space.embedder,
@@ -46,10 +42,17 @@ def semantic_cache(inner: Handler, route: Route, parts: Parts) -> Handler:
         audits,
         inflight,
         route_screen(route, parts, lookup),
-        conversations,
+        route_conversations(rule, parts),
         load=parts.space.load,
         scores_whole=len(route.target.tiers) > 1,
     ).__call__
+
+
+def route_conversations(rule: SemanticRule, parts: Parts) -> RouteConversations | None:
+    """Return the conversations of a route, or None if its requests continue none."""
+    if not rule.conversations:
+        return None
+    return conversations_of(ContinuedRoute(parts.memory.links, parts.store, parts.turn_notes, parts.telemetry))
 
 
 def screen_of(route: Route, parts: Parts) -> Screen | None:

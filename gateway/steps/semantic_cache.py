@@ -134,7 +134,7 @@ class SemanticCache:
         if screen is not None:
             screening = await self._screen_question(screen, request, question)
         if screening is not None and screening.is_far:
-            continued = self._continued(request, call)
+            continued = None if self.conversations is None else self.conversations.find(request, call)
             if continued is None:
                 return await resolve_response(self.inner(request))
             return await self._continue(request, call, question, continued)
@@ -210,18 +210,12 @@ class SemanticCache:
     def _pass_on(self, request: RequestContext, question: str, embedding: Embedding) -> Response | Awaitable[Response]:
         if self.conversations is not None and self.conversations.links.has_turns and not embedding.partial:
             assert request.call is not None
-            continued = self._continued(request, request.call)
+            continued = self.conversations.find(request, request.call)
             if continued is not None:
                 return self._continue(request, request.call, question, continued)
         if self.inflight is None:
             return self.inner(request)
         return self.inflight.answer(request, question, embedding, self.inner)
-
-    def _continued(self, request: RequestContext, call: Call) -> Continuation | None:
-        """Return the turns of a request that hits may have answered, or None if there are none."""
-        if self.conversations is None or request.directives.no_cache or not request.keys.scope:
-            return None
-        return self.conversations.find(request, call)
 
     async def _continue(self, request: RequestContext, call: Call, question: str, continued: Continuation) -> Response:
         """Look a question up in the conversation that the request continues. It has no hit in its own.

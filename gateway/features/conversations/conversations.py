@@ -59,7 +59,7 @@ class Conversations:
 
     def find(self, request: RequestContext, call: Call) -> Continuation | None:
         links = self.links
-        if not has_history(call):
+        if not has_history(call) or request.directives.no_cache or not request.keys.scope:
             return None
         history = History(request, call)
         turns = [(turn, name) for turn in history.answered() if (name := links.turn(turn.scope, turn.question))]

@@ -267,6 +267,24 @@ async def test_a_conversation_of_an_erased_subject_is_over_for_everybody(talks: 
     assert [await each for each in kept] == [[], []], "nothing names the erased entry"
 
 
+async def test_explain_names_the_scope_in_which_a_request_goes_on(talks: Served) -> None:
+    stored = await conversation(talks, ASKED, NEXT)
+    opening = await ask(talks, REWORDED)
+    first, follow_up, of_the_entry = [
+        await explain(talks, *turns)
+        for turns in ([REWORDED], [REWORDED, opening.text, NEXT_REWORDED], [ASKED, stored[1], NEXT])
+    ]
+    assert first["conversation"] is None
+    assert follow_up["conversation"] == f"continues one whose answer a hit served, in the scope {of_the_entry['scope']}"
+
+
+async def explain(served: Served, *turns: str) -> dict[str, Any]:
+    body = {"model": "m", "messages": messages_of(turns)}
+    async with served.session.post(served.admin_url + "/admin/explain", json=body) as response:
+        explanation: dict[str, Any] = await response.json()
+        return explanation
+
+
 async def test_a_policy_may_turn_it_off(upstream: Upstream, tmp_path: Path) -> None:
     async with gateway_of(config_for(upstream, tmp_path), OFF) as served:
         await conversation(served, ASKED, NEXT)
