@@ -440,6 +440,7 @@ class Backend(Protocol):
         """Return the models that it offers, as OpenAI model objects. Raise `BackendError`."""
 
     async def ready(self) -> bool:
-        """Probe its health cheaply. Never raise."""
+        """Probe its health cheaply. Raise `BackendError` for a reason of the gateway's own, such as missing
+        credentials."""
 
     async def close(self) -> None: ...

@@ -17,8 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator, TypeAdapter, WithJsonSchema
 from pydantic_core import CoreSchema
 
+from gateway.config.backend_keys import CREDENTIALS, Keyed, key_problems
 from gateway.config.errors import KeyPath, closest_match, format_value
-from gateway.config.fields import EnvironmentName, HttpUrl, Text, http_url, optional_section
+from gateway.config.fields import Command, EnvironmentName, File, HttpUrl, Text, http_url, optional_section
 from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm, Schema, Shorthand, any_of
 from gateway.config.units import (
     POSITIVE_SHARE,
@@ -60,7 +61,7 @@ _PERCENTILE = ScalarForm(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
-class HttpUpstream(Section):
+class HttpUpstream(Keyed):
     """One address of an HTTP endpoint."""
 
     url: HttpUrl = Field(examples=["https://host/v1"])
@@ -68,7 +69,19 @@ class HttpUpstream(Section):
     weight: Weight = 1.0
     """The share of the calls, relative to the weights of the other upstreams."""
     api_key_env: EnvironmentName | None = None
-    """The variable with the key of this upstream. Without it the `api_key_env` of the backend applies."""
+    """The variable with the key of this upstream. Without any key of its own, that of the backend applies."""
+    api_key_file: File | None = None
+    """The file with the key of this upstream."""
+    api_key_command: Command | None = None
+    """The command that prints the key of this upstream."""
+
+    @classmethod
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from key_problems(settings)
+
+    @classmethod
+    def listed_keys(cls) -> list[str]:
+        return sorted(super().listed_keys(), key=CREDENTIALS.__contains__)
 
 
 class Retries(Section):
@@ -351,7 +364,7 @@ class RemoteBackendSection(BackendSection):
     2ms}`."""
 
 
-class OpenAIBackendConfig(RemoteBackendSection):
+class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     """An HTTP endpoint. The adapter is named after its protocol."""
 
     builder = "gateway.upstream.http_upstreams:HttpUpstreams"
@@ -367,6 +380,11 @@ class OpenAIBackendConfig(RemoteBackendSection):
     api_key_env: EnvironmentName | None = None
     """The variable with the key that replaces the client's credentials. It goes upstream as `Authorization: Bearer`, to
     `anthropic` as `x-api-key`."""
+    api_key_file: File | None = None
+    """Instead: the file with the key, such as a mounted secret. A new file counts from the next request on."""
+    api_key_command: Command | None = None
+    """Instead: the command that prints the key, such as `[gcloud, auth, print-access-token]`. It runs again after five
+    minutes, before the key ends if the output says when, and when the endpoint answers 401."""
     client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"
     """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
     tolerates more faults of servers."""
@@ -393,6 +411,7 @@ class OpenAIBackendConfig(RemoteBackendSection):
     @classmethod
     def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         yield from url_problems(settings, "https://api.openai.com/v1")
+        yield from key_problems(settings)
         if settings.get("batch") is not None and settings.get("adapter") != "kserve":
             yield Problem("batch", "works on tensors only, expected adapter: kserve or triton")
 
@@ -405,6 +424,20 @@ class OpenAIBackendConfig(RemoteBackendSection):
         yield ("api_key_env",), self.api_key_env
         for i, upstream in enumerate(self.upstreams or ()):
             yield ("upstreams", i, "api_key_env"), upstream.api_key_env
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether each upstream gets credentials of the gateway."""
+        return self.has_key or all(each.has_key for each in self.addresses)
+
+    def resolved(self, folder: Path) -> Self:
+        upstreams = self.upstreams and tuple(each.with_key_paths(folder) for each in self.upstreams)
+        return self.with_key_paths(folder).model_copy(update={"upstreams": upstreams})
+
+    def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+        yield from self.key_faults(folder)
+        for i, upstream in enumerate(self.upstreams or ()):
+            yield from ((("upstreams", i, *path), message) for path, message in upstream.key_faults(folder))
 
 
 def section_of(adapter: object) -> type[BackendSection] | None:

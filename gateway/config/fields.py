@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import format_value
-from gateway.config.schema_types import ScalarForm
+from gateway.config.schema_types import FileForm, ScalarForm, any_of
 from gateway.config.store_url import parse_store_url
 from gateway.config.validation import Problem, Section
 
@@ -147,6 +148,20 @@ def _path(value: object, kind: str) -> Path:
     raise ValueError(f"expected the path of {kind}, got {format_value(value)}")
 
 
+def parse_command(value: object) -> tuple[str, ...]:
+    """Return the arguments of a command; a text is split as a shell splits words. Do not repeat a wrong value: a secret
+    may be in it."""
+    try:
+        arguments = shlex.split(value) if isinstance(value, str) else value
+    except ValueError:  # a quotation mark without its other half
+        arguments = None
+    if isinstance(arguments, list | tuple) and 0 < len(arguments) <= MAX_ARGUMENTS:
+        texts = [each for each in arguments if isinstance(each, str) and "\0" not in each]
+        if len(texts) == len(arguments) and texts[0]:
+            return tuple(texts)
+    raise ValueError("expected a command such as [gcloud, auth, print-access-token], each argument a text")
+
+
 def parse_environment_name(value: object) -> str:
     """Return the name of an environment variable. Do not repeat a wrong value: it may be the secret itself."""
     if match := _ENVIRONMENT_NAME.match(value):
@@ -201,6 +216,21 @@ def parse_version(value: object) -> int:
         return 1
     raise ValueError(f"expected 1, the only version, got {format_value(value)}")
 
+
+MAX_ARGUMENTS = 64  # of a command
+
+Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(parse_command),
+    WithJsonSchema(
+        any_of(
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_ARGUMENTS},
+        )
+    ),
+    FileForm(list),
+]
+"""The arguments of a command, which runs without a shell."""
 
 IndexDevice = Annotated[str, BeforeValidator(parse_device), WithJsonSchema(_DEVICE.schema)]
 

@@ -13,6 +13,7 @@ from gateway.context import Backend
 from gateway.dialects.model_names import ModelNames
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.upstream.http_client import Identity
 from gateway.upstream.retry import Resends
 from gateway.upstream.upstream import UpstreamConfig
 
@@ -35,6 +36,18 @@ class UpstreamBuilder(Protocol):
 
         `section` is of the class that the adapter declares. `resends` permits a transport to send a call again. Raise
         `StartupError` if the backend cannot be used.
+        """
+
+
+class IdentityBuilder(Protocol):
+    """Builds the identity that a key of a backend sets."""
+
+    def __call__(self, core: BackendCore, where: str, setting: Any, key_header: str | None) -> Identity:
+        """Return the identity, in a running event loop.
+
+        `where` is the path of the key, for messages, and `setting` is its value. `key_header` is the header with the
+        bare API key in the endpoint's dialect; None if `Authorization` has it as a bearer token. Raise `StartupError`
+        if the identity cannot be used.
         """
 
 

@@ -52,8 +52,8 @@ from gateway.upstream.header_filter import (
     translated_headers,
     without_admitted_origin,
 )
-from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
-from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse, refusal_of
+from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, NoCredentials, TimedOut
+from gateway.upstream.http_client import HttpClient, Identity, Opening, UpstreamRequest, UpstreamResponse, refusal_of
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
 from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket, protocols_of
@@ -123,11 +123,17 @@ ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The credentials that an endpoint gets: the gateway's key, or those of the client."""
+    """The credentials that an endpoint gets: the gateway's key or `identity`, or those of the client."""
 
     api_key: str | None = None
-    forwards: bool = True  # the client's credentials go upstream, unless the key replaces them
+    forwards: bool = True  # the client's credentials go upstream, unless those of the gateway replace them
     rules: CredentialRules = NO_CHANGES  # which headers and parameters are credentials of clients
+    identity: Identity | None = None  # the client of the backend asks it, too
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the gateway has credentials of its own."""
+        return self.api_key is not None or self.identity is not None
 
 
 class HttpBackend(LimitedBackend):
@@ -163,7 +169,8 @@ class HttpBackend(LimitedBackend):
         self._session = session
         self._models = model_names(section)
         self._api_key = account.api_key
-        self._withholds = None if account.forwards and account.api_key is None else account.rules
+        self._identity = account.identity
+        self._withholds = None if account.forwards and not account.is_own else account.rules
         self._request_filter = HeaderFilter(REQUEST_EXCLUDED, withheld=self._withholds)
         self._parsed_request_filter = HeaderFilter(REQUEST_EXCLUDED | ENCODINGS, withheld=self._withholds)
         self._provider_ids = ProviderIds()
@@ -324,6 +331,8 @@ class HttpBackend(LimitedBackend):
         """Convert an error of the HTTP client to a gateway error; return any other error unchanged."""
         if isinstance(error, TimedOut | ConnectTimedOut):
             return BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=error.sent)
+        if isinstance(error, NoCredentials):
+            return BackendError(f"the gateway has no credentials for backend '{self.name}': {error}", sent=False)
         if isinstance(error, ExchangeFailed):
             return BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent)
         return BadRequest(str(error)) if isinstance(error, ValueError) else error
@@ -349,12 +358,18 @@ class HttpBackend(LimitedBackend):
         permit = await self._limiter.acquire_client_paced(request)
         handshake = Handshake()
         CURRENT_HANDSHAKE.set(handshake)
-        url = URL(self._base.origin + self._target(request.path, request.query), encoded=True)
+        target = self._target(request.path, request.query)
+        url = URL(self._base.origin + target, encoded=True)
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(min(self._timeouts.first_byte, MAX_HANDSHAKE_S)):
                 offered = protocols_of(request, with_keys=self._withholds is None)
-                socket = await open_websocket(self._session.get(), url, self._headers(request), offered)
+                headers = self._headers(request)
+                if self._identity is not None:
+                    handshake_request = UpstreamRequest("GET", target, headers)
+                    authorized = await self._identity.authorized(handshake_request, now + MAX_HANDSHAKE_S)
+                    headers = [*authorized.headers, *authorized.extra_headers]
+                socket = await open_websocket(self._session.get(), url, headers, offered)
         except BaseException as error:
             if isinstance(error, aiohttp.WSServerHandshakeError) and handshake.refusal is not None:
                 answer = refusal_of(handshake.refusal, handshake.status)
@@ -366,6 +381,8 @@ class HttpBackend(LimitedBackend):
             if isinstance(error, aiohttp.WSServerHandshakeError):
                 message = f"backend '{self.name}' answered the handshake of a WebSocket wrongly"
                 raise BackendError(message, retryable=False) from None
+            if isinstance(error, NoCredentials):
+                raise self._to_gateway_error(error) from None
             if isinstance(error, aiohttp.ClientError | OSError):
                 raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
             raise
@@ -406,9 +423,13 @@ class HttpBackend(LimitedBackend):
         return bytes(data)
 
     async def ready(self) -> bool:
-        """Return whether the endpoint accepts connections. Without credentials any status below 500 counts."""
+        """Return whether the endpoint accepts connections. Without credentials any status below 500 counts. Raise
+        `BackendError` if the gateway should have credentials and has none."""
+        limit_s = self._timeouts.connect if self._identity is None else MAX_HANDSHAKE_S
         try:
-            answer = await self._client.send(self._models_request([]), self._deadline_in(self._timeouts.connect))
+            answer = await self._client.send(self._models_request([]), self._deadline_in(limit_s))
+        except NoCredentials as error:
+            raise self._to_gateway_error(error) from None
         except ExchangeFailed:
             return False
         answer.close()

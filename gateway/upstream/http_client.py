@@ -112,6 +112,23 @@ class HttpClient(Protocol):
     async def close(self) -> None: ...
 
 
+class Identity(Protocol):
+    """The gateway's credentials for an endpoint, where they are more than a constant key."""
+
+    async def authorized(self, request: UpstreamRequest, until: float) -> UpstreamRequest:
+        """Return the request with credentials. `until` is event-loop time. Raise `NoCredentials`."""
+
+    async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:
+        """Take note that the endpoint has answered an authorized request with a status of `REFUSALS`. Return whether
+        there are other credentials by `until`, so that the request is worth another attempt."""
+
+    async def close(self) -> None:
+        """End all work in the background. A second call does nothing."""
+
+
+REFUSALS = frozenset({401, 403})  # statuses that may be about credentials which have ended
+
+
 class Http1Client:
     """`Http1Client` implements `HttpClient` on `gateway.upstream.http1`."""
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 from yarl import URL
 
 from gateway.config.backends import HttpUpstream, OpenAIBackendConfig
 from gateway.config.environment import read_secret
+from gateway.dialects.known import DIALECTS
 from gateway.upstream.aiohttp_session import AiohttpSession
-from gateway.upstream.building import BackendCore, batching, model_names
+from gateway.upstream.building import BackendCore, IdentityBuilder, batching, model_names
 from gateway.upstream.http_backend import Account, HttpBackend
 from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient, MayResend, always
 from gateway.upstream.retry import Resends
 from gateway.upstream.upstream import UpstreamConfig
+
+IDENTITIES: Mapping[str, str] = {
+    "api_key_file": "gateway.features.key_sources.file:file_identity",
+    "api_key_command": "gateway.features.key_sources.command:command_identity",
+}
+"""The `IdentityBuilder` of each key that sets an identity. It is imported when a backend has the key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,32 +32,42 @@ class HttpUpstreams:
     core: BackendCore
 
     def __call__(self, name: str, section: OpenAIBackendConfig, resends: Resends) -> list[UpstreamConfig]:
-        environ = self.core.environ
-        shared = read_secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
+        shared = self._account(section, section, f"backends.{name}")
         upstreams = []
         for i, address in enumerate(section.addresses):
-            own = read_secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
-            upstreams.append(self._upstream(name, section, address, own or shared, resends))
+            own = self._account(section, address, f"backends.{name}.upstreams[{i}]")
+            upstreams.append(self._upstream(name, section, address, own if own.is_own else shared, resends))
         return upstreams
 
+    def _account(self, section: OpenAIBackendConfig, keys: OpenAIBackendConfig | HttpUpstream, where: str) -> Account:
+        """Return the account that `keys` names, which is at the path `where`."""
+        auth, key_header = self.core.config.auth, DIALECTS[section.adapter].endpoint.key_header
+        api_key = read_secret(self.core.environ, keys.api_key_env, f"{where}.api_key_env")
+        identity = None
+        for key, place in IDENTITIES.items():
+            setting = getattr(keys, key)
+            if setting is not None:
+                build: IdentityBuilder = resolve_name(place)
+                identity = build(self.core, f"{where}.{key}", setting, key_header)
+        return Account(api_key, auth.mode == "passthrough", auth.credential_rules, identity)
+
     def _upstream(
-        self, name: str, section: OpenAIBackendConfig, address: HttpUpstream, api_key: str | None, resends: Resends
+        self, name: str, section: OpenAIBackendConfig, address: HttpUpstream, account: Account, resends: Resends
     ) -> UpstreamConfig:
         config, clock = self.core.config, self.core.clock
-        passthrough = config.auth.mode == "passthrough"
         # Twice as many connections as calls, because some of them only wait for the end of a body.
         session = AiohttpSession(section.timeouts.connect, 2 * section.max_concurrency)
         backend = HttpBackend(
             name,
             address.url,
             section,
-            client=client_of(section, address.url, session, resends.allow),
+            client=_with_identity(client_of(section, address.url, session, resends.allow), account),
             session=session,
-            account=Account(api_key, passthrough, config.auth.credential_rules),
+            account=account,
             server=config.server,
             clock=clock,
         )
-        own_account = api_key is not None or not passthrough
+        own_account = account.is_own or not account.forwards
         return UpstreamConfig(
             batching(backend, section, clock, shared=own_account),
             address.url,
@@ -72,3 +91,13 @@ def client_of(
         max_connections=section.max_concurrency,
         may_resend=may_resend,
     )
+
+
+def _with_identity(client: HttpClient, account: Account) -> HttpClient:
+    """Return the client, which authorizes its requests if the account has an identity."""
+    if account.identity is None:
+        return client
+    authorized: HttpClient = resolve_name("gateway.upstream.authorized_client:AuthorizedClient")(
+        client, account.identity
+    )
+    return authorized

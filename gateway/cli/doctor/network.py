@@ -22,6 +22,7 @@ from gateway.cli.doctor import MAX_FAULTS_SHOWN, Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.units import Address
 from gateway.dialects.known import VERSIONED, endpoint_of
+from gateway.errors import BackendError
 from gateway.observability.telemetry import Telemetry
 from gateway.upstream.aiohttp_session import open_session
 from gateway.upstream.base_url import ends_in_version
@@ -285,6 +286,8 @@ async def _inspect_upstream(endpoint: Upstream) -> UpstreamFacts:
             ready = await endpoint.backend.ready()
     except TimeoutError:
         ready = False
+    except BackendError as error:
+        return UpstreamFacts(address, f"is not called: {error}")
     if not ready:
         return UpstreamFacts(address, await connection_failure(address))
     suggested_url = await suggested_base_url(address, TIMEOUT_S) if _is_versioned(endpoint.upstream.provider) else None

@@ -125,7 +125,4 @@ def _credentials_needed(config: Config) -> bool:
     if config.auth.mode != "passthrough":
         return False
     http = (backend for backend in config.backends.values() if isinstance(backend, OpenAIBackendConfig))
-    return any(
-        backend.api_key_env is None and any(upstream.api_key_env is None for upstream in backend.addresses)
-        for backend in http
-    )
+    return not all(backend.has_credentials for backend in http)

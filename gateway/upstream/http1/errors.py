@@ -24,6 +24,17 @@ class ConnectTimedOut(ConnectFailed):
     """No connection in time: name lookup, TCP and TLS together."""
 
 
+class NoCredentials(ExchangeFailed):
+    """The request was not sent, because there are no credentials for it. `detail` is for the log alone: the output of
+    others may be in it."""
+
+    sent = False
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
 class PoolExhausted(ConnectFailed):
     """All connections are in use, and the queue for one is full."""
 

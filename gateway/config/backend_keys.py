@@ -1,0 +1,63 @@
+"""The keys of a backend, or of one of its upstreams, that give the gateway credentials of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+from gateway.config.errors import KeyPath, format_value
+from gateway.config.fields import Command, EnvironmentName, File
+from gateway.config.validation import Problem, Section
+
+CREDENTIALS = ("api_key_env", "api_key_file", "api_key_command")
+"""Those keys. A section has one of them."""
+
+
+class Keyed(Section):
+    """A section with the credentials of an endpoint."""
+
+    api_key_env: EnvironmentName | None = None
+    """The variable with the key."""
+    api_key_file: File | None = None
+    """The file with the key."""
+    api_key_command: Command | None = None
+    """The command that prints the key."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the section gives the gateway credentials of its own."""
+        return any(getattr(self, key) is not None for key in CREDENTIALS)
+
+    def with_key_paths(self, folder: Path) -> Self:
+        """Return the section with the paths of its key resolved against a folder. A program without a slash is one of
+        `PATH`."""
+        update: dict[str, Any] = {}
+        if self.api_key_file is not None:
+            update["api_key_file"] = (folder / self.api_key_file).absolute()
+        if self.api_key_command is not None and "/" in self.api_key_command[0]:
+            program, *arguments = self.api_key_command
+            update["api_key_command"] = (str((folder / program).absolute()), *arguments)
+        return self.model_copy(update=update) if update else self
+
+    def key_faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+        """Yield the faults of the file with the key, or of the program that prints it."""
+        resolved = self.with_key_paths(folder)
+        if resolved.api_key_file is not None:
+            file = import_module("gateway.features.key_sources.file")
+            try:
+                file.read_key(resolved.api_key_file, 0.0)
+            except file.NoCredentials as fault:
+                yield ("api_key_file",), f"{self.api_key_file}: {fault}"
+        if resolved.api_key_command is not None and shutil.which(resolved.api_key_command[0]) is None:
+            program = format_value(resolved.api_key_command[0])
+            yield ("api_key_command",), f"{program} is no program, expected one in PATH, or the path of one"
+
+
+def key_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the contradictions between the keys in `CREDENTIALS`."""
+    given = [key for key in CREDENTIALS if settings.get(key) is not None]
+    for key in given[1:]:
+        yield Problem(key, f"cannot stand next to '{given[0]}', expected only one of the two")
