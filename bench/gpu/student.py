@@ -52,6 +52,7 @@ def student(scratch: Path) -> Student:
         agreement=0.0,
         width=256,
         hidden=256,
+        tokens="all",
         precision="fp16",
         tensorrt=True,
         training=TrainingOptions(epochs=1),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.adapters.onnx.model_files import default_model_dir
 from gateway.cli.admin_client import CommandFailed, WrongUsage
-from gateway.cli.output import print_result
+from gateway.cli.output import FAULT, GOOD, print_result
 from gateway.cli.parser import Command, build, integer_between, number_between
 from gateway.cli.progress import bar_console, step_reporter
 from gateway.features.distillation.data import DataInvalid
@@ -20,6 +20,8 @@ from gateway.model_build.fetch import build_environment
 BUILD_ENV = Path(".venv-build")
 SHARE = number_between(0.0, 1.0, below=True)
 COUNT = integer_between(1, 10_000)
+REFUSED = "nothing was written: the newest version is better; --force writes this one all the same"
+LAYERS = 6  # of all-MiniLM-L6
 
 
 def register(command: Command) -> None:
@@ -32,7 +34,7 @@ def register(command: Command) -> None:
         "file of `nearhit cache export`. The command trains a student in a separate environment, quantises it, and "
         "compares it with its teacher on held-out rows. It then writes the next version of a classifier for Triton's "
         "python backend. An interrupted run resumes after its last epoch.",
-        fault="the data has faults (each with its line), or there is no build environment",
+        fault="the data has faults (each with its line), no build environment exists, or the newest version is better",
     )
     add = command.add_argument
     add("data", metavar="DATA", type=Path, nargs="?", help=".csv or .jsonl: texts with their labels")
@@ -71,6 +73,13 @@ def register(command: Command) -> None:
         help="epochs that train the layers of --large; 0: only its head; default: %(default)s",
     )  # fmt: skip
     add(
+        "--teacher-layers",
+        metavar="N",
+        type=integer_between(1, LAYERS),
+        default=LAYERS,
+        help="lowest layers that the teacher has; default: all %(default)s",
+    )
+    add(
         "--teacher-frozen",
         metavar="N",
         type=integer_between(0, 10_000),
@@ -84,11 +93,18 @@ def register(command: Command) -> None:
         help="precision of the graph; default: %(default)s",
     )
     add("--tensorrt", action="store_true", help="also write NAME-graph, for Triton's onnxruntime backend on a GPU")
-    add("--prune", metavar="X", type=SHARE, default=0.0, help="share of the weights to remove; default: none")
+    add("--prune", metavar="X", type=SHARE, default=0.0, help="share of the hidden units to remove; default: none")
     add("--prune-epochs", metavar="N", type=COUNT, default=5, help="epochs after pruning; default: %(default)s")
     add("--width", metavar="N", type=COUNT, default=256, help="dimensions of a token's vector; default: %(default)s")
     add("--hidden", metavar="N", type=COUNT, default=256, help="width of the hidden layer; default: %(default)s")
+    add(
+        "--tokens",
+        choices=("all", "used"),
+        default="all",
+        help="tokens with a vector: all, or those in DATA, which makes a small file; default: %(default)s",
+    )
     add("--seed", metavar="N", type=int, default=0, help="random seed; default: %(default)s")
+    add("--force", action="store_true", help="write the version even if the newest one is better")
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="environment with torch; default: %(default)s")
     add("--prepare", action="store_true", help="install the build environment (1.6 GB), and stop")
     add("--model-dir", type=Path, default=None, help="folder of the embedding models")
@@ -118,12 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandFailed(
                 f"{fault}: `nearhit distill --prepare --build-env {arguments.build_env}` creates it"
             ) from None
-    document = {"entry": str(made.entry), "large": None if made.large is None else str(made.large)}
-    return print_result(
-        arguments,
-        document | {"report": made.report, "policy": made.policy},
-        f"{made.text}\nthe model is in {made.entry}",
-    )
+    document = {"entry": str(made.entry) if made.entry else None, "large": str(made.large) if made.large else None}
+    place = f"the model is in {made.entry}" if made.entry else REFUSED
+    print_result(arguments, document | {"report": made.report, "policy": made.policy}, f"{made.text}\n{place}")
+    return GOOD if made.entry else FAULT
 
 
 def output_dir(arguments: argparse.Namespace) -> OutputDir:
@@ -135,12 +149,20 @@ def output_dir(arguments: argparse.Namespace) -> OutputDir:
 def distill_options(arguments: argparse.Namespace) -> DistillOptions:
     if arguments.tensorrt and arguments.precision == "int8":
         raise WrongUsage("TensorRT cannot run an int8 graph of onnxruntime: expected --precision fp16 or fp32")
-    if arguments.teacher_frozen > 5:
-        raise WrongUsage("the teacher has 6 layers: to freeze all of them, use --teacher-epochs 0")
+    if arguments.teacher_epochs and arguments.teacher_frozen >= arguments.teacher_layers:
+        raise WrongUsage(
+            f"the teacher has {arguments.teacher_layers} layers: to freeze all of them, use --teacher-epochs 0"
+        )
     return build(
         DistillOptions,
         arguments,
         output=output_dir(arguments),
         training=build(TrainingOptions, arguments),
-        tuning=build(TuningOptions, arguments, epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen),
+        tuning=build(
+            TuningOptions,
+            arguments,
+            epochs=arguments.teacher_epochs,
+            layers=arguments.teacher_layers,
+            frozen=arguments.teacher_frozen,
+        ),
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from gateway.features.distillation.repository import CANARY
 
 Precision = Literal["int8", "fp16", "fp32"]
+Tokens = Literal["all", "used"]
 Progress = Callable[[str], None]
 
 
@@ -32,11 +33,13 @@ class TrainingOptions:
 class TuningOptions:
     """The tuning options of the teacher of `--large`.
 
-    With `epochs` 0, only its head is trained. `frozen` is the number of lowest layers that stay unchanged.
+    With `epochs` 0, only its head is trained. `layers` is the number of lowest layers that it has, `frozen` that of
+    those that stay unchanged.
     """
 
     epochs: int = 4
     rate: float = 1e-4
+    layers: int = 6
     frozen: int = 2
     batch: int = 32
     seed: int = 0
@@ -66,16 +69,20 @@ class DistillOptions:
     agreement: float  # target share of agreement with the teacher among sure answers; 0: it always answers
     width: int
     hidden: int
+    tokens: Tokens
     precision: Precision
     tensorrt: bool
     training: TrainingOptions
     tuning: TuningOptions = field(default_factory=TuningOptions)
     policy_share: int = CANARY
+    force: bool = False  # publish a version that the gate refuses
 
 
 @dataclass(frozen=True, slots=True)
 class DistilledModel:
-    entry: Path
+    """A trained model. `entry` and `large` are the published versions; a model that the gate refuses has none."""
+
+    entry: Path | None
     large: Path | None
     report: dict[str, Any]
     text: str  # the report as Markdown

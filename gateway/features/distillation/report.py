@@ -18,6 +18,9 @@ from gateway.features.distillation.served.classifier import Classifier
 TIMED_REQUESTS = 200  # texts at most
 
 
+_TOKENS = {"all": "All other tokens have vectors, too.", "used": "All other tokens have none."}
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """A share of rows. `low` and `high` are the bounds of Wilson's 95 % interval."""
@@ -131,12 +134,22 @@ The figures below use the other {figures.over}.
 |---|---|---|---|
 {rows}
 
-Zeros are {report["zeros"]:.1%} of the trained weights. They make neither the file smaller nor the graph faster, because
-onnxruntime multiplies dense matrices.
-
+The student has {report["hidden"]} hidden units. The rows have {report["used_tokens"]} different tokens.
+{_TOKENS[report["tokens"]]}
+{_gate_text(report["gate"])}
 ```yaml
 {policy.rstrip()}
 ```
+"""
+
+
+def _gate_text(gate: dict[str, Any] | None) -> str:
+    if gate is None:
+        return ""
+    verdict = "It is not worse" if gate["passed"] else "**It is worse**"
+    return f"""
+{verdict} than version {gate["version"]}, which matches {gate["before"]} of the {gate["rows"]} held-out labels, with
+95 % confidence. This one matches {gate["after"]}: {gate["why"]}.
 """
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, load_manifest
 from gateway.features.distillation.data import Data, TrainingRow, check_classes, hash_fraction, read_data, split_data
-from gateway.features.distillation.options import DistilledModel, DistillOptions, Progress
+from gateway.features.distillation.gate import GateVerdict, judge
+from gateway.features.distillation.options import DistilledModel, DistillOptions, OutputDir, Progress
 from gateway.features.distillation.report import Comparison, as_json, as_markdown, compare, latency_ms, threshold
 from gateway.features.distillation.repository import (
     CALLERS,
@@ -61,8 +62,8 @@ def distil(options: DistillOptions, progress: Progress) -> DistilledModel:
 def _job(options: DistillOptions, labels: tuple[str, ...], tokenizer: Path, vectors: Path) -> dict[str, object]:
     return {
         "labels": labels, "plan": asdict(options.training), "width": options.width,
-        "hidden": options.hidden, "precision": options.precision, "tensorrt": options.tensorrt,
-        "max_tokens": MAX_TOKENS, "tokenizer": str(tokenizer),
+        "hidden": options.hidden, "tokens": options.tokens, "precision": options.precision,
+        "tensorrt": options.tensorrt, "max_tokens": MAX_TOKENS, "tokenizer": str(tokenizer),
         "vectors": str(vectors), "tuning": asdict(options.tuning) if options.large else None,
         "transformer_digest": WHEEL_SHA256 if options.large else None,
     }  # fmt: skip
@@ -99,6 +100,7 @@ def _publish(
     accept_above, figures = _evaluate(options, built, held_rows, labels)
     write_about(built["student"], labels, MAX_TOKENS, accept_above, graph)
     texts = [row.text for row in held_rows]
+    gate = _compare_with_newest(output, built["student"], held_rows)
     report = {
         "name": output.name,
         "version": next_version(output.repository, output.name),
@@ -110,9 +112,12 @@ def _publish(
         "taught_by": _teacher_text(options, learnt),
         "training": asdict(options.training),
         "precision": options.precision,
+        "gate": None if gate is None else asdict(gate),
         "seconds": trained["seconds"],
         "resumed_after": trained["resumed_after"],
-        "zeros": trained["zeros"],
+        "tokens": options.tokens,
+        "used_tokens": trained["used_tokens"],
+        "hidden": trained["hidden"],
         "models": {
             name: {
                 "bytes": (folder / "model.onnx").stat().st_size,
@@ -127,6 +132,8 @@ def _publish(
     whole = as_json(report, figures)
     for folder in (built["student"], output.work):
         write_report(folder, whole, text)
+    if gate is not None and not gate.passed and not options.force:
+        return DistilledModel(None, None, whole, text, policy)
     output.repository.mkdir(parents=True, exist_ok=True)
     large = publish(built["teacher"], output.repository, f"{output.name}-large") if options.large else None
     if graph is not None:
@@ -160,6 +167,20 @@ def _evaluate(
     )
     rest = ~halves
     return accept_above, compare(confidence[rest], answers[rest], taught[rest], given[rest], accept_above)
+
+
+def _compare_with_newest(output: OutputDir, built: Path, held_rows: Sequence[TrainingRow]) -> GateVerdict | None:
+    """Compare the new version with the newest one of its name on the rows held out, or return None if there is none."""
+    version = next_version(output.repository, output.name) - 1
+    try:
+        newest = Classifier(output.repository / output.name / str(version))
+    except (OSError, ValueError, KeyError):  # there is none, or it is a model of another kind
+        return None
+    texts, given = [row.text for row in held_rows], np.array([row.label for row in held_rows])
+    before, after = (
+        np.array(model.labels)[model.probabilities(texts).argmax(1)] == given for model in (newest, Classifier(built))
+    )
+    return judge(version, before, after)
 
 
 def _teacher_text(options: DistillOptions, learnt: Sequence[TrainingRow]) -> str:

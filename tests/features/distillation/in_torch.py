@@ -1,4 +1,4 @@
-"""Run by the build environment, where torch is: prints what the losses, pruning and resumption come to, as JSON."""
+"""Run by the build environment, where torch is: prints the results of losses, pruning and resumption, as JSON."""
 
 import contextlib
 import copy
@@ -14,7 +14,7 @@ import torch
 import transformers
 from trainer.export import export
 from trainer.losses import distillation
-from trainer.pruning import pruning_masks
+from trainer.pruning import drop_unused_tokens, prune_units
 from trainer.student import Student
 from trainer.teacher import LargeModel
 from trainer.training import Examples, Plan, padded, train
@@ -58,7 +58,7 @@ def tuned(folder: Path, until: int | None) -> tuple[int, LargeModel, LargeModel]
         if epoch == until:
             raise Killed
 
-    begun = tune(made[1], ROWS, LABELS, Tuning(8, 1e-2, 1, 8, 5), folder / "tuned.pt", "digest", on_epoch)
+    begun = tune(made[1], ROWS, LABELS, Tuning(8, 1e-2, 2, 1, 8, 5), folder / "tuned.pt", "digest", on_epoch)
     return begun, made[0], made[1]
 
 
@@ -89,7 +89,20 @@ for stop in (2, 5):  # in the middle, and after the pruning
 begun, parts = run(folder / "parts", None)
 logits, teacher = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
 loss = distillation(logits, torch.tensor([0, 0]), teacher, torch.tensor([True, False]), 0.25, 2.0)
-masks = pruning_masks(Student(torch.randn(20, 8), 8, 3), 0.3)
+pruned = Student(torch.randn(20, 8), 8, 3)
+with torch.no_grad():
+    pruned.out.weight[:, [1, 4, 6]] = 0.0  # these units change no answer
+    asked = padded([[3, 1, 4], [9, 2]])
+    before_pruning = pruned(*asked)
+    prune_units(pruned, 0.4)
+    after_pruning = pruned(*asked)
+    slim = Student(pruned.table[[1, 2, 3, 4, 9]], 8, 3)
+    slim.hidden, slim.out = pruned.hidden, pruned.out
+    drop_unused_tokens(slim, [1, 2, 3, 4, 9], 20)
+    slim_answers, unknown = slim(*asked), [slim(*padded([row])) for row in ([3, 1], [3, 7, 1, 19])]
+    export(slim, folder / "slim.onnx", "int8")
+    session = onnxruntime.InferenceSession(str(folder / "slim.onnx"))
+    (slim_served,) = session.run(None, {"input_ids": asked[0].numpy(), "attention_mask": asked[1].numpy()})
 _, _, at_once = tuned(folder / "whole", None)
 with contextlib.suppress(Killed):
     tuned(folder / "parts", 1)
@@ -108,11 +121,14 @@ said = {
     ),
     **exports(folder),
     "loss": loss.item(),
-    "pruned": sum(int((mask == 0).sum()) for mask in masks.values()),
-    "of": sum(mask.numel() for mask in masks.values()),
-    "masked": sorted(masks),
+    "units": pruned.hidden.out_features,
+    "pruned_equal": torch.allclose(before_pruning, after_pruning, atol=1e-6),
+    "slim_equal": torch.allclose(after_pruning, slim_answers, atol=1e-6),
+    "slim_rows": slim.table.shape[0],
+    "slim_served": float(np.abs(slim_served - slim_answers.numpy()).max() / slim_answers.std()),
+    "unknown_equal": torch.allclose(*unknown, atol=1e-6),
     "begun": begun,
     "equal": all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True)),
-    "zeros": sum(int((weights == 0).sum()) for weights in whole if weights.dim() > 1),
+    "shapes": [list(weights.shape) for weights in whole],
 }
 print(json.dumps(said))

@@ -44,11 +44,17 @@ def test_the_loss_is_that_of_a_worked_example(said: dict[str, Any]) -> None:
     assert said["loss"] == pytest.approx((0.25 * hard + 0.75 * 4 * kl + hard) / 2, rel=1e-5)
 
 
-def test_pruning_takes_the_share_of_all_matrices_and_no_bias(said: dict[str, Any]) -> None:
-    assert said["of"] == 20 * 8 + 8 * 8 + 3 * 8
-    assert said["pruned"] == int(0.3 * said["of"])
-    assert said["masked"] == ["hidden.weight", "out.weight", "table"]
-    assert said["zeros"] == int(0.5 * said["of"])  # they stay so while training goes on
+def test_pruning_removes_the_units_that_matter_least(said: dict[str, Any]) -> None:
+    assert said["units"] == 8 - 3, "a share of 0.4 of 8 units, rounded down"
+    assert said["pruned_equal"], "the three units that changed no answer are gone"
+    assert said["shapes"] == [[20, 8], [4, 8], [4], [3, 4], [3]], "the epochs that follow train the units that stay"
+
+
+def test_without_vectors_for_unused_tokens_the_answers_are_the_same(said: dict[str, Any]) -> None:
+    assert said["slim_rows"] == 5 + 1, "the used tokens, and one row for all others"
+    assert said["slim_equal"]
+    assert said["unknown_equal"], "an unused token says nothing"
+    assert said["slim_served"] < 0.1
 
 
 def test_a_run_that_was_killed_twice_ends_with_the_same_weights(said: dict[str, Any]) -> None:
@@ -83,7 +89,7 @@ def entry(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "rows.jsonl").write_text("\n".join(lines))
     where = ["--repository", home / "models", "--work", home / "work", "--build-env", BUILD_ENV]
     given = ["--name", "toy", "--epochs", "5", "--hold-out", "0.3", "--agreement", "0", "--json"]
-    form = ["--precision", "fp16", "--tensorrt"]
+    form = ["--precision", "fp16", "--tensorrt", "--tokens", "used", "--prune", "0.5", "--prune-epochs", "2"]
     assert main(["distill", str(home / "rows.jsonl"), *map(str, where), *given, *form]) == 0
     return home / "models" / "toy" / "1"
 
@@ -92,12 +98,37 @@ def test_a_toy_corpus_is_learnt_and_reported(entry: Path) -> None:
     report = json.loads((entry / "report.json").read_text())
     assert report["accuracy"]["share"] >= 0.8
     assert report["rows"] + report["held_out"] == 36
-    assert report["models"]["student"]["bytes"] < report["models"]["student"]["fp32_bytes"]
+    assert report["models"]["student"]["bytes"] < report["models"]["student"]["fp32_bytes"] < 1e6, "it is slim"
+    assert (report["hidden"], report["tokens"]) == (128, "used")
+    assert report["used_tokens"] < 100
     assert Classifier(entry).classify_text("the card").text == "lost"
     about = json.loads((entry / "config.json").read_text())
     (entry / "config.json").write_text(json.dumps(about | {"accept_above": 0.999999}))
     assert Classifier(entry).classify_text("hello").text == UNSURE
     (entry / "config.json").write_text(json.dumps(about))
+
+
+def test_a_version_that_is_worse_than_the_newest_is_written_by_force_alone(
+    entry: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(entry.parent, tmp_path / "models" / "toy")
+    rows = [json.loads(line) for line in (entry.parents[2] / "rows.jsonl").read_text().splitlines()]
+    (tmp_path / "held.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    others = {"lost": "price", "price": "lost"}
+    wrong = [{"text": f"{row['text']} again", "label": others[row["label"]]} for row in rows]
+    (tmp_path / "wrong.jsonl").write_text("\n".join(map(json.dumps, wrong)))
+    where = ["--repository", tmp_path / "models", "--work", tmp_path / "work", "--build-env", BUILD_ENV]
+    given = ["--held-out", tmp_path / "held.jsonl", "--name", "toy", "--epochs", "3", "--agreement", "0", "--json"]
+    command = ["distill", str(tmp_path / "wrong.jsonl"), *map(str, [*where, *given])]
+    assert main(command) == 1
+    refused = json.loads(capsys.readouterr().out)
+    assert refused["entry"] is None
+    gate = refused["report"]["gate"]
+    assert (gate["passed"], gate["version"], gate["rows"]) == (False, 1, len(rows))
+    assert gate["before"] > gate["after"]
+    assert [each.name for each in (tmp_path / "models" / "toy").iterdir() if each.is_dir()] == ["1"]
+    assert main([*command, "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["entry"] == str(tmp_path / "models" / "toy" / "2")
 
 
 def test_the_entry_is_one_that_triton_and_the_gateway_itself_can_load(entry: Path) -> None:

@@ -14,7 +14,7 @@ OnEpoch = Callable[[int, float], None]
 
 
 class Stateful(Protocol):
-    """State that a checkpoint saves: a model, an optimiser, or pruning masks."""
+    """State that a checkpoint saves: a model or an optimiser."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 
 from .export import export
 from .progress import show_progress
-from .pruning import zeros_of
+from .pruning import drop_unused_tokens
 from .student import Student
 from .training import Examples, Plan, train
 
-AFTERWARDS = ("precision", "tensorrt")  # options of the export: they do not affect the weights
+AFTERWARDS = ("precision", "tensorrt", "tokens")  # options of the export: they do not affect the weights
 NOBODY = -30.0  # log probability of a label that the teacher did not name
 
 
@@ -74,14 +74,17 @@ def classify(
     plan = Plan(**job["plan"])
     with show_progress("training", plan.total, "epochs", quiet=quiet) as progress:
         begun = train(student, examples, plan, folder / "checkpoint.pt", digest, progress.epoch)
-    zeros = zeros_of(student)
-    whole = vectors.clone()
-    whole[used] = student.table.detach()
-    student.table = torch.nn.Parameter(whole)
+    if job["tokens"] == "used":
+        drop_unused_tokens(student, used, len(vectors))
+    else:
+        whole = vectors.clone()
+        whole[used] = student.table.detach()
+        student.table = torch.nn.Parameter(whole)
     size = export(student, folder / "student.onnx", job["precision"])
     if job["tensorrt"]:  # TensorRT rounds by itself, and has none of onnxruntime's int8 operators
         export(student, folder / "student-gpu.onnx", "fp32")
-    return about | {"fp32_bytes": size, "resumed_after": begun, "zeros": zeros}
+    about |= {"used_tokens": len(used), "hidden": student.hidden.out_features}
+    return about | {"fp32_bytes": size, "resumed_after": begun}
 
 
 def _teacher_logits(rows: Sequence[dict[str, Any]], labels: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,56 +1,43 @@
-"""Prunes weights by magnitude, and keeps them at zero in the epochs that follow."""
+"""Removes units of the hidden layer and token vectors, so that file and graph get smaller."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-
-class Pruning:
-    """Prunes the share `share` of a model's weights; 0 means none. From `begin` on, each `apply` sets them to zero."""
-
-    def __init__(self, model: torch.nn.Module, share: float) -> None:
-        self._model, self._share = model, share
-        self._masks: dict[str, torch.Tensor] = {}
-
-    def begin(self) -> None:
-        self._masks = pruning_masks(self._model, self._share)
-        self.apply()
-
-    def apply(self) -> None:
-        apply_masks(self._model, self._masks)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._masks)
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        self._masks = state
+from .student import Student
 
 
-def pruning_masks(model: torch.nn.Module, share: float) -> dict[str, torch.Tensor]:
-    """Return masks by parameter name, with 1 for weights that stay.
+def prune_units(student: Student, share: float) -> None:
+    """Remove the share `share` of the hidden units, rounded down. At least one unit stays.
 
-    The smallest `share` of all weights is pruned, over all matrices together, without the biases. The source is Han,
-    Pool, Tran and Dally, "Learning both Weights and Connections" (NeurIPS 2015).
+    A unit has weights towards its input and weights towards the labels. Those with the smallest product of both norms
+    go. The source of ranking by norm is Li, Kadav, Durdanovic, Samet and Graf, "Pruning Filters for Efficient ConvNets"
+    (ICLR 2017).
     """
-    matrices = {name: weights.detach().abs() for name, weights in model.named_parameters() if weights.dim() > 1}
-    flat = torch.cat([weights.flatten() for weights in matrices.values()])
-    mask = torch.ones_like(flat)
-    mask[flat.argsort(stable=True)[: int(share * len(flat))]] = 0.0  # an exact count, also with equal weights
-    parts = mask.split([weights.numel() for weights in matrices.values()])
-    return {name: part.view_as(matrices[name]) for name, part in zip(matrices, parts, strict=True)}
+    hidden, out = student.hidden, student.out
+    weight = hidden.weight.detach().norm(dim=1) * out.weight.detach().norm(dim=0)
+    count = max(1, len(weight) - int(share * len(weight)))
+    stay = weight.argsort(descending=True, stable=True)[:count].sort().values
+    student.hidden = _linear(hidden.weight[stay], hidden.bias[stay])
+    student.out = _linear(out.weight[:, stay], out.bias)
 
 
-def apply_masks(model: torch.nn.Module, masks: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            if name in masks:
-                weights.mul_(masks[name])
+def drop_unused_tokens(student: Student, used: Sequence[int], tokens: int) -> None:
+    """Give all tokens but `used` a vector of zeros, which they share. The rows of the table belong to `used`, in order.
+
+    A text's vector is the sum of its tokens' vectors, so that such a token says nothing. `tokens` is the size of the
+    vocabulary.
+    """
+    table = student.table.detach()
+    places = torch.full((tokens,), len(used), dtype=torch.int32)
+    places[list(used)] = torch.arange(len(used), dtype=torch.int32)
+    student.table = torch.nn.Parameter(torch.cat([table, torch.zeros(1, table.shape[1])]))
+    student.places = places
 
 
-def zeros_of(model: torch.nn.Module) -> float:
-    """Return the share of zeros among a model's weights, without the biases."""
-    weights = torch.cat([each.detach().flatten() for each in model.parameters() if each.dim() > 1])
-    return float((weights == 0).float().mean())
+def _linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = torch.nn.Parameter(weight.detach().clone()), torch.nn.Parameter(bias.detach().clone())
+    return layer

@@ -35,12 +35,12 @@ class LargeModel(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return logits
 
 
-def large(source: Path, labels: int) -> LargeModel:
+def large(source: Path, labels: int, layers: int) -> LargeModel:
     """Load the teacher with eager attention, because the opset of the export has no operator for fused attention."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     transformer = transformers.AutoModel.from_pretrained(
-        source, attn_implementation="eager", add_pooling_layer=False, dtype=torch.float32
+        source, attn_implementation="eager", add_pooling_layer=False, dtype=torch.float32, num_hidden_layers=layers
     )
     model = LargeModel(transformer, labels)
     model.eval()

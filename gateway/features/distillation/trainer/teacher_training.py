@@ -25,9 +25,9 @@ def train_teacher(
     quiet: bool,
 ) -> tuple[torch.Tensor, dict[str, Any]]:  # fmt: skip
     """Train the teacher. Return its logits, (rows, labels), and its report."""
-    model = large(transformer, len(job["labels"]))
     tuning = Tuning(**job["tuning"])
-    made_of = [job["transformer_digest"], CHUNK, ids, labels.tolist()]
+    model = large(transformer, len(job["labels"]), tuning.layers)
+    made_of = [job["transformer_digest"], CHUNK, ids, labels.tolist(), tuning.layers]
     cache_folder = folder / f"taught-{_digest(made_of)[:12]}"
     with show_progress("embedding for the teacher", len(ids), "texts", quiet=quiet) as progress:
         vectors = embed_rows(model, ids, cache_folder, progress.more)

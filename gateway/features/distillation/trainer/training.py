@@ -1,4 +1,4 @@
-"""Trains the student: knowledge distillation, then pruning with further epochs."""
+"""Trains the student: knowledge distillation, then fewer hidden units and further epochs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from .checkpointing import OnEpoch, epoch_generator, resumable
 from .losses import distillation
-from .pruning import Pruning
+from .pruning import prune_units
 from .student import Student
 
 SORTED = 16  # batches sorted by length together: texts of a batch have similar lengths, and are still random
@@ -25,7 +25,7 @@ class Plan:
     batch: int
     rate: float
     decay: float
-    prune: float  # share of the weights, 0 for none
+    prune: float  # share of the hidden units, 0 for none
     prune_epochs: int  # epochs after the pruning
     seed: int
 
@@ -67,17 +67,36 @@ def pace(share: float) -> float:
 
 
 def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, digest: str, on_epoch: OnEpoch) -> int:
-    """Train the student and return the number of epochs that an earlier run had finished."""
+    """Train the student, prune it and train it again. Return the number of epochs that an earlier run had finished.
+
+    `checkpoint` is the file of the first epochs. Those after the pruning have one beside it, with the suffix `.pruned`.
+    """
+    begun = _train(student, examples, plan, range(plan.epochs), checkpoint, digest, on_epoch)
+    if not plan.prune:
+        return begun
+    prune_units(student, plan.prune)
+    epochs, later = range(plan.epochs, plan.total), checkpoint.with_suffix(".pruned")
+    return begun + _train(student, examples, plan, epochs, later, digest, on_epoch)
+
+
+def _train(
+    student: Student,
+    examples: Examples,
+    plan: Plan,
+    epochs: range,
+    checkpoint: Path,
+    digest: str,
+    on_epoch: OnEpoch,
+) -> int:
     optimiser = torch.optim.AdamW(student.parameters(), lr=plan.rate, weight_decay=plan.decay)
-    pruning = Pruning(student, plan.prune)
-
-    def epoch(number: int) -> float:
-        if number == plan.epochs:
-            pruning.begin()
-        return _epoch(student, optimiser, examples, plan, number, pruning)
-
-    parts = {"student": student, "optimiser": optimiser, "masks": pruning}
-    return resumable(parts, plan.total, checkpoint, digest, epoch, on_epoch)
+    return resumable(
+        {"student": student, "optimiser": optimiser},
+        len(epochs),
+        checkpoint,
+        digest,
+        lambda number: _epoch(student, optimiser, examples, plan, epochs[number]),
+        lambda number, loss: on_epoch(epochs.start + number, loss),
+    )
 
 
 def _epoch(
@@ -86,7 +105,6 @@ def _epoch(
     examples: Examples,
     plan: Plan,
     epoch: int,
-    pruning: Pruning,
 ) -> float:
     for group in optimiser.param_groups:
         group["lr"] = plan.rate * (1.0 - epoch / plan.total)
@@ -106,6 +124,5 @@ def _epoch(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        pruning.apply()
         losses += loss.item() * len(chosen)
     return losses / len(examples.rows)

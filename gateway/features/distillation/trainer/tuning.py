@@ -22,6 +22,7 @@ DROPOUT = 0.1  # the value of BERT
 class Tuning:
     epochs: int  # 0: the layers keep their published weights
     rate: float
+    layers: int  # lowest layers of the transformer that the teacher has
     frozen: int  # lowest layers that stay unchanged; the token vectors always stay
     batch: int
     seed: int

@@ -1,0 +1,39 @@
+"""The gate: a new version is published unless it is worse than the newest one of the repository. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95  # one-sided
+
+
+@dataclass(frozen=True, slots=True)
+class GateVerdict:
+    """The gate's decision over held-out rows that both versions have answered. `why` is plain words."""
+
+    passed: bool
+    why: str
+    version: int  # the one that was compared with
+    rows: int
+    before: int  # rows that this version answers right
+    after: int  # rows that the new one answers right
+
+
+def judge(version: int, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> GateVerdict:
+    """Compare the answers of `version`, (rows,), with those of the new version to the same rows.
+
+    The sign test over the rows where just one of them is right decides (McNemar, 1947, in its exact form).
+    """
+    won, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    passed = chance_of(won, won + lost) > 1.0 - CONFIDENCE
+    why = f"{won} answers became right and {lost} became wrong"
+    return GateVerdict(passed, why, version, len(before), int(before.sum()), int(after.sum()))
+
+
+def chance_of(won: int, of: int) -> float:
+    """Return the probability of at most `won` of `of` coins that fall heads."""
+    return float(sum(comb(of, each) for each in range(won + 1)) / 2**of)
