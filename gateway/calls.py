@@ -86,6 +86,7 @@ class Call:
     body_bytes: bytes | None = None  # `body` as JSON, if available
     tuning: str = ""  # the parameters that a tier has set on it, or "" for the client's own
     added: frozenset[str] = frozenset()  # fields of `body` that a tier has added
+    path: str | None = None  # by which routes know it; None: the path of its request
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
     # argument is a whole body or one event's data. None if the protocol echoes nothing.

@@ -205,6 +205,15 @@ CallPrices = Annotated[
 ]
 """Globs of paths -> the dollars of a call. A number stands for all paths."""
 
+_API_VERSION = ScalarForm(r"\d{4}-\d{2}-\d{2}(-preview)?", "a version of Azure's API such as 2024-10-21")
+
+
+def _api_version(value: object) -> str:
+    return _API_VERSION.read(value)[0]
+
+
+ApiVersion = Annotated[str, BeforeValidator(_api_version), WithJsonSchema(_API_VERSION.schema)]
+
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -385,6 +394,10 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     api_key_command: Command | None = None
     """Instead: the command that prints the key, such as `[gcloud, auth, print-access-token]`. It runs again after five
     minutes, before the key ends if the output says when, and when the endpoint answers 401."""
+    api_version: ApiVersion | None = None
+    """For `openai`: Azure's dated API, such as `2024-10-21`. The `url` is that of a resource,
+    `https://NAME.openai.azure.com`, where models are deployments, or of one deployment. It is for clients that name no
+    version. Azure's v1 API needs none: its `url` ends in `/openai/v1`."""
     client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"
     """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
     tolerates more faults of servers."""
@@ -412,6 +425,7 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         yield from url_problems(settings, "https://api.openai.com/v1")
         yield from key_problems(settings)
+        yield from _azure_problems(settings)
         if settings.get("batch") is not None and settings.get("adapter") != "kserve":
             yield Problem("batch", "works on tensors only, expected adapter: kserve or triton")
 
@@ -438,6 +452,24 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
         yield from self.key_faults(folder)
         for i, upstream in enumerate(self.upstreams or ()):
             yield from ((("upstreams", i, *path), message) for path, message in upstream.key_faults(folder))
+
+
+def _azure_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:
+    if settings.get("api_version") is None:
+        return
+    if settings.get("adapter") != "openai":
+        yield Problem("api_version", "is of Azure's API for OpenAI's models, expected adapter: openai")
+    listed = settings.get("upstreams")
+    urls = (
+        [each.get("url") if isinstance(each, Mapping) else each for each in listed] if isinstance(listed, list) else ()
+    )
+    for url in (settings.get("url"), *urls):
+        if isinstance(url, str) and url.rstrip("/").endswith("/v1"):
+            yield Problem(
+                "api_version",
+                "is of the API with dates and the URL ends in /v1, expected https://NAME.openai.azure.com, or no "
+                "api_version",
+            )
 
 
 def section_of(adapter: object) -> type[BackendSection] | None:

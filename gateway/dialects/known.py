@@ -31,6 +31,12 @@ class Declaration:
     adapters: frozenset[str] = frozenset()
 
 
+AZURE_NAME = r"[^/]+(?:/(?!extensions/)[^/]+)??"  # of a deployment; that of a model at other servers may have a slash
+AZURE_PATH = re.compile(
+    rf"/openai/(?:v1/(?:chat/completions|completions|embeddings|responses)|responses"
+    rf"|deployments/{AZURE_NAME}/(?:chat/completions|completions|embeddings))"
+)
+
 DECLARED: Mapping[str, Declaration] = {
     "openai": Declaration("gateway.dialects.openai.dialect:OpenAI"),
     "openai-responses": Declaration("gateway.dialects.openai.responses:OpenAIResponses"),
@@ -44,6 +50,7 @@ DECLARED: Mapping[str, Declaration] = {
         "gateway.features.torchserve.dialect:TorchServe",
         re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?"),
     ),
+    "azure": Declaration("gateway.features.azure.dialect:Azure", AZURE_PATH),
     "mcp": Declaration("gateway.features.mcp.dialect:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
 }
 DEFAULT = "openai"  # the protocol of the gateway's own errors where no other is known

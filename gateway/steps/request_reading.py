@@ -59,7 +59,10 @@ def read_body(request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEY
 
 
 def find_route(request: RequestContext, call: Call | None, models: Models, policy: Policy) -> Route:
-    """Return the route of a request, and note its model."""
+    """Return the route of a request, and note its model. A path that only writes another one differently becomes that
+    one."""
+    if call is not None and call.path is not None:
+        request.path, request.dialect = call.path, call.dialect
     request.model = model = models[0] if models else ""
     route = policy.match(request.path, model, request.client.tenant, request.headers)
     if call is None and request.method == "GET" and request.path.startswith(ONE_MODEL):

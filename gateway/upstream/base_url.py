@@ -9,6 +9,7 @@ import orjson
 from yarl import URL
 
 from gateway.context import RequestContext
+from gateway.dialects.known import AZURE_NAME
 from gateway.errors import BadRequest
 from gateway.messages import FullBody, Response
 from gateway.upstream.http_client import UpstreamRequest
@@ -17,6 +18,13 @@ from gateway.upstream.http_client import UpstreamRequest
 EXPECTED = "the base URL that an OpenAI client is given, such as http://host:8000/v1"
 
 _VERSION = re.compile(r".*/v\d+[a-z0-9.]*", re.ASCII | re.DOTALL)  # /v1, /openai/v1, /v1beta
+
+# Azure's forms of a path below /v1: behind a prefix, or with the name of a deployment.
+_AZURE = re.compile(
+    rf"/openai(?:/v1|(?=/responses)|/deployments/{AZURE_NAME}"
+    r"(?=/(?:chat/completions|completions|embeddings|audio|images)))(/.+)"
+)
+_DATED = re.compile(r"(?:^|&)api-version=\d{4}-[^&]*")  # Azure's API without dates refuses a date
 
 _MODEL = re.compile(r"\b(?:models?|deployment)\b", re.IGNORECASE)  # "deployment" is Azure's word
 
@@ -64,6 +72,10 @@ class BaseUrl:
         # Replaces /v1. The version in the configured URL may be another path there.
         self._base = path if is_versioned else f"{self._root}/v1"
         self._backend = backend
+        # A URL that ends in neither is that of an endpoint with paths of its own, as Azure's resources are.
+        below = is_versioned and (ends_in_version(path) or "/openai/deployments/" in path)
+        self.reads_azure_paths = not below  # those in Azure's forms reach it as they are
+        self._is_undated = path.endswith("/openai/v1")
         self._is_suspect = is_versioned and not ends_in_version(path)  # and no warning was logged yet
 
     def target(self, path: str, query: str) -> str:
@@ -75,8 +87,26 @@ class BaseUrl:
             raise BadRequest(
                 f"the request target {path[:100]!r} is invalid: expected a path that begins with / and has no #"
             )
-        below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
+        if path == "/v1" or path.startswith("/v1/"):
+            below = self._base + path[3:]
+        elif path.startswith("/openai/"):
+            below = self._below_azure(path)
+            if self._is_undated and query:
+                query = _DATED.sub("", query).removeprefix("&")
+        else:
+            below = self._root + path
         return f"{below or '/'}?{query}" if query else below or "/"
+
+    def path_of(self, path: str, model: str) -> str:
+        """Return the path of a call, which the endpoint may know by the model at it."""
+        return path
+
+    def _below_azure(self, path: str) -> str:
+        """Return the path at the endpoint of one in Azure's forms."""
+        if self.reads_azure_paths:
+            return self._root.removesuffix("/openai") + path
+        match = _AZURE.fullmatch(path)
+        return self._root + path if match is None else self._base + match[1]
 
     def location(self, url: str) -> str:
         """Return the `Location` of a redirect as the client reaches it.

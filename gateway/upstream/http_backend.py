@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from gateway.config.backends import OpenAIBackendConfig
 from gateway.config.schema import ServerConfig
 from gateway.context import RequestContext
 from gateway.credentials import NO_CHANGES, TRACING, CredentialRules
+from gateway.dialect_traits import Endpoint
 from gateway.dialects.known import DEFAULT, DIALECTS, MODELS, accepts, answers_client, client_of
 from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.translation.neutral import translation_between
@@ -53,7 +55,15 @@ from gateway.upstream.header_filter import (
     without_admitted_origin,
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, NoCredentials, TimedOut
-from gateway.upstream.http_client import HttpClient, Identity, Opening, UpstreamRequest, UpstreamResponse, refusal_of
+from gateway.upstream.http_client import (
+    AZURE_KEY,
+    HttpClient,
+    Identity,
+    Opening,
+    UpstreamRequest,
+    UpstreamResponse,
+    refusal_of,
+)
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
 from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket, protocols_of
@@ -114,6 +124,8 @@ def _is_read(answer: UpstreamResponse, *, streams: bool) -> bool:
 LOG = logging.getLogger("nearhit.upstreams")
 NOT_FOUND = 404
 
+AZURE_URL = "gateway.features.azure.base_url:AzureUrl"
+
 MAX_HANDSHAKE_S = 60.0  # of a WebSocket, behind which no model thinks yet
 CLUES = REFUSALS | {NOT_FOUND}  # refusals that may be about what the gateway itself sent
 
@@ -163,7 +175,12 @@ class HttpBackend(LimitedBackend):
         self.speaks: str = section.adapter
         self._own_dialect = DIALECTS[self.speaks]
         self._endpoint = self._own_dialect.endpoint
-        self._base = BaseUrl(name, url, is_versioned=self._endpoint.is_versioned)
+        self._is_azure = section.api_version is not None
+        if section.api_version is not None:
+            self._endpoint = replace(self._endpoint, key_header=AZURE_KEY)
+            self._base: BaseUrl = resolve_name(AZURE_URL)(name, url, section.api_version)
+        else:
+            self._base = BaseUrl(name, url, is_versioned=self._endpoint.is_versioned)
         self.target = self._base.target
         self._client = client
         self._session = session
@@ -454,7 +471,7 @@ class HttpBackend(LimitedBackend):
             headers = self._headers(request, foreign=True)
             return UpstreamRequest(
                 request.method,
-                self.target(sent.path, ""),
+                self.target(self._base.path_of(sent.path, self._model_of(call)) if self._is_azure else sent.path, ""),
                 _override_headers(headers, sent.headers),
                 sent.body,
                 repeatable=not call.stateful,
@@ -502,6 +519,8 @@ class HttpBackend(LimitedBackend):
         if not self._unsigned_thinking:
             call = self._own_dialect.fitted(call, request.headers)
         sent = call.dialect.outgoing(request.path, call, model=model, kept=is_kept)
+        if self._is_azure:
+            sent = replace(sent, path=self._base.path_of(sent.path, model or call.model))
         return self._accepted(call, sent) if self._refused_additions.known else sent
 
     def _accepted(self, call: Call, sent: Outgoing, *, translated: bool = False) -> Outgoing:
@@ -523,14 +542,18 @@ class HttpBackend(LimitedBackend):
         headers = passing.apply(client_headers.items(), connection_header(client_headers))
         if self._admitted_origins:
             headers = without_admitted_origin(headers, self._admitted_origins)
-        if foreign:
-            call = request.call
+        call = request.call
+        if foreign or (call is not None and self._moves_key(call.dialect.endpoint)):
             client = DIALECTS[client_of(request.headers) or DEFAULT] if call is None else call.dialect
             headers = translated_headers(headers, client.endpoint, self._endpoint)
         if request.reads_answer and not is_parsed:  # the body goes as it came, the answer has to be readable
             headers = [header for header in headers if header[0].lower() != "accept-encoding"]
             headers.append(("Accept-Encoding", "identity"))
         return headers + self._gateway_headers(headers, is_parsed=is_parsed)
+
+    def _moves_key(self, client: Endpoint) -> bool:
+        """Return whether a key of such clients stands in another header than here, in one dialect."""
+        return client.key_header != self._endpoint.key_header and not self._base.reads_azure_paths
 
     def _gateway_headers(self, headers: list[tuple[str, str]], *, is_parsed: bool) -> list[tuple[str, str]]:
         added = own_headers(headers, self._endpoint, self._api_key)

@@ -127,6 +127,7 @@ class Identity(Protocol):
 
 
 REFUSALS = frozenset({401, 403})  # statuses that may be about credentials which have ended
+AZURE_KEY = "api-key"  # the header with the key of Azure's dated API
 
 
 class Http1Client:

@@ -14,7 +14,7 @@ from gateway.dialects.known import DIALECTS
 from gateway.upstream.aiohttp_session import AiohttpSession
 from gateway.upstream.building import BackendCore, IdentityBuilder, batching, model_names
 from gateway.upstream.http_backend import Account, HttpBackend
-from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient, MayResend, always
+from gateway.upstream.http_client import AZURE_KEY, AiohttpClient, Http1Client, HttpClient, MayResend, always
 from gateway.upstream.retry import Resends
 from gateway.upstream.upstream import UpstreamConfig
 
@@ -42,6 +42,8 @@ class HttpUpstreams:
     def _account(self, section: OpenAIBackendConfig, keys: OpenAIBackendConfig | HttpUpstream, where: str) -> Account:
         """Return the account that `keys` names, which is at the path `where`."""
         auth, key_header = self.core.config.auth, DIALECTS[section.adapter].endpoint.key_header
+        if section.api_version is not None:
+            key_header = AZURE_KEY
         api_key = read_secret(self.core.environ, keys.api_key_env, f"{where}.api_key_env")
         identity = None
         for key, place in IDENTITIES.items():

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from gateway.ports import Clock
 from gateway.tasks import cancel_and_wait
 from gateway.upstream.http1.errors import NoCredentials
-from gateway.upstream.http_client import UpstreamRequest
+from gateway.upstream.http_client import AZURE_KEY, UpstreamRequest
 
 LOG = logging.getLogger("nearhit.upstreams")
 
@@ -130,8 +130,7 @@ class SharedToken:
 
 @dataclass(slots=True, eq=False)
 class TokenIdentity:
-    """`TokenIdentity` implements `Identity` with a token in a header: `header`, or `Authorization` with the word Bearer
-    if that is None."""
+    """`TokenIdentity` implements `Identity` with a token in a header. `header` is as in `with_token`."""
 
     token: SharedToken
     header: str | None
@@ -140,19 +139,26 @@ class TokenIdentity:
         return with_token(request, await self.token.current(until), self.header)
 
     async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:
-        return status == 401 and await self.token.renewed(token_in(refused, self.header), until)
+        return status == 401 and await self.token.renewed(token_in(refused), until)
 
     async def close(self) -> None:
         await self.token.close()
 
 
+BEARER = "Bearer "
+
+
 def with_token(request: UpstreamRequest, token: str, header: str | None) -> UpstreamRequest:
-    """Return a request with a token, in its last header."""
-    line = ("Authorization", f"Bearer {token}") if header is None else (header, token)
+    """Return a request with a token, in its last header. That is `header`, or `Authorization` with the word Bearer if
+    `header` is None. Azure takes keys in a header of their own, but no signed tokens (RFC 7519)."""
+    if header is None or (header == AZURE_KEY and token.startswith("eyJ") and token.count(".") == 2):
+        line = "Authorization", BEARER + token
+    else:
+        line = header, token
     return request._replace(extra_headers=(*request.extra_headers, line))
 
 
-def token_in(request: UpstreamRequest, header: str | None) -> str:
+def token_in(request: UpstreamRequest) -> str:
     """Return the token that `with_token` has put into a request."""
-    value = request.extra_headers[-1][1]
-    return value.removeprefix("Bearer ") if header is None else value
+    name, value = request.extra_headers[-1]
+    return value.removeprefix(BEARER) if name == "Authorization" else value

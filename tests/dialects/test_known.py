@@ -23,6 +23,7 @@ PATHS = {
     "tfserving": "/v1/models/m:predict",
     "torchserve": "/predictions/m",
     "mcp": "/mcp",
+    "azure": "/openai/deployments/m/chat/completions",
 }
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dialect"

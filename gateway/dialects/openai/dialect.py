@@ -144,7 +144,7 @@ class OpenAI(Conversational):
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         value, written = read_object(body)
         operation = OPERATIONS[path]
-        return _call(EMBEDDINGS if operation == "embeddings" else self, operation, value, written)
+        return call_of(EMBEDDINGS if operation == "embeddings" else self, operation, value, written)
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         if model is None and not call.model:
@@ -275,7 +275,7 @@ def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
     return orjson.dumps({"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens})
 
 
-def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes | None = None) -> Call:
+def call_of(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes | None = None) -> Call:
     """Check a body and return its call. `written` is `body` as JSON, if available."""
     _check(body, operation)
     embeddings = operation == "embeddings"
@@ -293,7 +293,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         embeds=embeddings,
         questions=_inputs(body) if embeddings else (),
         stored=stored,
-        batch=EmbeddingInputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
+        batch=EmbeddingInputs(partial(call_of, dialect, operation)) if embeddings and _is_array_input(body) else None,
         body_bytes=written,
     )
 

@@ -19,6 +19,7 @@ from gateway.upstream.shared_token import SharedToken, Token, TokenIdentity
 TIMEOUT_S = 10.0  # of a run: cloud tools take one to three seconds
 MAX_OUTPUT = 64 * 1024  # bytes
 MAX_ERRORS = 500  # characters of the error output in a fault
+REAPED_S = 2.0  # for the end of a process that was killed
 GRACE_S = 0.5  # after the end of the command, for the end of its output: a child of it may hold that open
 
 OUTPUT, ERRORS = 1, 2  # descriptors of a process
@@ -64,6 +65,7 @@ class Command:
             raise NoCredentials(f"it did not end within {self.timeout_s:g} s", run.errors()) from None
         finally:
             _end(transport)
+            await asyncio.wait((run.exited,), timeout=REAPED_S)
         if len(run.output) > MAX_OUTPUT:
             raise NoCredentials(f"it prints more than {MAX_OUTPUT} bytes", run.errors())
         status = transport.get_returncode()
@@ -79,10 +81,10 @@ class _Run(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
+        self.exited: asyncio.Future[None] = self._loop.create_future()
         self.output = bytearray()
         self._errors = bytearray()
         self._open_pipes = {OUTPUT, ERRORS}
-        self._has_exited = False
 
     def errors(self) -> str:
         """Return the last words of the error output, without what looks like a secret."""
@@ -100,11 +102,11 @@ class _Run(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open_pipes.discard(fd)
-        if self._has_exited and not self._open_pipes:
+        if self.exited.done() and not self._open_pipes:
             self._finish()
 
     def process_exited(self) -> None:
-        self._has_exited = True
+        self.exited.set_result(None)
         if self._open_pipes:
             self._loop.call_later(GRACE_S, self._finish)
         else:

@@ -72,7 +72,7 @@ class FileIdentity:
         if status != 401:
             return False
         self._read(self._signature_now())  # a file system may not tell two changes within a second apart
-        return self._key is not None and self._key != token_in(refused, self._header)
+        return self._key is not None and self._key != token_in(refused)
 
     async def close(self) -> None:
         """There is nothing to end."""
