@@ -133,7 +133,7 @@ class CacheKeys(NamedTuple):
     fingerprint: str = ""
     """The hex SHA-256 of the whole request: its exact key."""
     variant: str = ""
-    """The headers that are part of both."""
+    """The headers and the generation that are part of both."""
 
 
 NO_KEYS = CacheKeys()  # of a request that no cache may answer

@@ -58,6 +58,21 @@ class NotFound(GatewayError):
     kind = "not_found_error"
 
 
+class ContentBlocked(GatewayError):
+    """The guard of the route refuses the content of a request or of its answer. The status is that of OpenAI's and
+    Azure's own filters, so that no client tries again."""
+
+    status = 400
+    kind = "content_blocked"
+
+
+class GuardUnavailable(GatewayError):
+    """The guard of the route gave no verdict, and the policy lets nothing pass without one."""
+
+    status = 503
+    kind = "guard_unavailable"
+
+
 class Conflict(GatewayError):
     """An idempotency key is used again with a different request (draft-ietf-httpapi-idempotency-key-header-07, section
     2.7)."""
@@ -213,6 +228,23 @@ class ServeStale(BackendError):
 
 class UpstreamStreamError(Exception):
     """An answer broke off after its first byte. Nothing is retried; the client learns of it in the stream."""
+
+    kind = "upstream_error"
+
+    def as_response(self) -> GatewayError:
+        """Return the error of a client that has got nothing of the answer."""
+        return BackendError(str(self), retryable=False)
+
+
+class AnswerWithheld(UpstreamStreamError):
+    """The guard of the route ends an answer, for the reason `cause`."""
+
+    def __init__(self, cause: ContentBlocked | GuardUnavailable) -> None:
+        super().__init__(cause.message)
+        self.cause, self.kind = cause, cause.kind
+
+    def as_response(self) -> GatewayError:
+        return self.cause
 
 
 class MalformedResponse(Exception):

@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +56,7 @@ class Place(StrEnum):
 
     KEYS = "which answers a request may get"
     LOOKUP = "lookups before the exact cache"
+    ANSWERS = "answers of backends, before they are stored"
 
 
 class Concern(NamedTuple):
@@ -82,6 +83,7 @@ class Core:
     recording: Recording | None = None  # the recorder's place; None: no request is served
     store: RedisStore | None = None  # for keys of a feature's own; None: no request is served
     subjects: SubjectDigests | None = None  # the digests by which an erasure names subjects
+    reader: Callable[[Route], Reader | None] = lambda _: None  # of all features of a route: see `Features.reader`
 
 
 NO_PORTS = RoutePorts()
@@ -121,13 +123,13 @@ class Runtime:
 @dataclass(frozen=True, slots=True)
 class FeatureStep:
     """A step of a feature. `build` wraps it around the next step. `recovery` tells how a request goes on after the step
-    has failed (`gateway.steps.guard`). `reason` is shown by `nearhit explain --steps`."""
+    has failed (`gateway.steps.guard`); with None the request fails. `reason` is shown by `nearhit explain --steps`."""
 
     name: str
     place: Place
     reason: str
     build: Callable[[Any, Route, Handler], Handler]  # the first argument is the `Runtime` of the feature
-    recovery: Recovery = skip
+    recovery: Recovery | None = skip
 
 
 class Feature(ABC):
@@ -231,7 +233,7 @@ class Features:
     """The features of a gateway. Each is opened when the first route uses it, and stays open."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        self._core = replace(core, reader=self.reader)
         self._open: dict[str, Runtime] = {}
         self.ends: dict[str, OnEnd] = {}
         """By route: what is told of its requests that are over, under the policy in force."""

@@ -122,6 +122,7 @@ PER_ROUTE: Sequence[Step[RouteSteps] | Place] = (
     Step("ClusterLease", RouteSteps.cluster_lease, "one call over all gateways on a store", _leased, recovery=skip),
     Step("StoreResponse", RouteSteps.store_response, "admission, put, index: before the flight lands", _cached,
          recovery=skip),
+    Place.ANSWERS,
     Step("RateLimit", RouteSteps.rate_limit, "limits on calls to backends", _limited),
     Step("ResourceAffinity", RouteSteps.resource_affinity, "a resource is served by the backend that made it", _several,
          recovery=skip),

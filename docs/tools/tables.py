@@ -22,6 +22,7 @@ from gateway.config.policy.schema import CacheRule, MatchRule, PolicyFile, Route
 from gateway.config.policy.tests import ExpectationRule
 from gateway.config.validation import Section
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
+from gateway.features.guard.rule import GuardRule
 from gateway.features.recorder.rule import RecordRule
 from gateway.features.triton.settings import TritonBackendConfig
 
@@ -61,6 +62,7 @@ TABLES: Mapping[str, Table] = {
     "route": Table((TargetRule,), "routes[].route."),
     "limits": Table((LimitRule,), "routes[].limits[]."),
     "record": Table((RecordRule,), "routes[].record."),
+    "guard": Table((GuardRule,), "routes[].guard."),
     "tests": Table((ExpectationRule,), "tests[]."),
 }
 

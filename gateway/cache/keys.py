@@ -30,12 +30,14 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
     return f"{tenant}\0{user or ''}" if share == "user" else tenant
 
 
-def variant_of(headers: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the headers of `names` with their values, as one text; empty if the request has none of them.
+def variant_of(headers: Mapping[str, str], names: Sequence[str], generation: str = "") -> str:
+    """Return the headers of `names` with their values, and the generation of the route's answers, as one text; empty if
+    there is nothing of them.
 
     The division of a list into lines does not matter (RFC 9110, section 5.3), nor does the order of beta features.
     """
-    return "\n".join([f"{name}:{_list_of(headers, name)}" for name in names if name in headers])
+    lines = [f"{name}:{_list_of(headers, name)}" for name in names if name in headers]
+    return "\n".join([*lines, generation] if generation else lines)
 
 
 def _list_of(headers: Mapping[str, str], name: str) -> str:

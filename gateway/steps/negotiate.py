@@ -140,7 +140,7 @@ class Negotiate:
         try:
             events = tuple([event async for event in items_of_answer(body.events)])
         except UpstreamStreamError as error:
-            raise BackendError(str(error), retryable=False) from None
+            raise error.as_response() from None
         finally:
             await close_body(body)
         response = _with_body(response, EventStream(BufferedStream(events)))
@@ -226,7 +226,7 @@ def _live_observer(call: Call) -> StreamObserver[Event]:
 
     def on_error(error: UpstreamStreamError) -> Sequence[Event]:
         LOG.warning("stream broken", extra={"fields": {"error": str(error)}})
-        return call.dialect.error_events("upstream_error", str(error))
+        return call.dialect.error_events(error.kind, str(error))
 
     return StreamObserver(partial(call.dialect.visible_events, call), on_error=on_error)
 

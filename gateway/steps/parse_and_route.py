@@ -231,10 +231,10 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
         request.owner = owner_of(route.share, request.client.tenant, call.user)
         request.bypass = bypass_of(call.uncached, request.directives) if route.caches else Bypass.POLICY
         if route.caches and call.uncached is None and not request.directives.no_store:
-            variant = ""
+            variant = route.generation
             for name in route.vary:
                 if name in request.headers:
-                    variant = variant_of(request.headers, route.vary)
+                    variant = variant_of(request.headers, route.vary, route.generation)
                     break
             request.keys = keys_of(request.owner, route.name, call, request.query, variant)
 

@@ -18,6 +18,7 @@ from gateway.extensions import Extensions
 FEATURES = Extensions(
     "nearhit.features",
     {
+        "guard": "gateway.features.guard.feature:GUARD",
         "route.shadow": "gateway.features.mirror.feature:MIRROR",
         "route.cascade": "gateway.features.cascade.feature:CASCADE",
         "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",

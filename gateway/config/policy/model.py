@@ -120,6 +120,16 @@ def tier_from_parts(name: str | None, parts: tuple[TierPart, ...]) -> Tier:
 VERSION_HEADERS = ("anthropic-beta", "anthropic-version", "openai-beta")
 
 
+class Generational:
+    """The rule of a feature that decides which answers may be stored. Answers of one `generation` are not found under
+    another: it is part of every cache key."""
+
+    @property
+    def generation(self) -> str:
+        """Its name; empty if all stored answers may be served."""
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The decisions about a request that matches. Durations are in seconds."""
@@ -146,9 +156,12 @@ class Route:
     file: str = ""  # the file of the rule
     line: int = 0
     caches: bool = field(init=False)  # whether a cache is on
+    generation: str = field(init=False)  # of the answers that its features let it serve: see `Generational`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", self.exact_ttl_s is not None or self.semantic is not None)
+        generations = [rule.generation for rule in self.rules.values() if isinstance(rule, Generational)]
+        object.__setattr__(self, "generation", "\n".join(filter(None, generations)))
 
     def of(self, rule: type[R]) -> R | None:
         """Return the rule of a feature by its type, or None if the feature is off."""

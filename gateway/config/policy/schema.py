@@ -127,7 +127,7 @@ class SemanticRule(Section):
             yield Problem("min_similarity", "max_wrong_hits already sets the threshold, expected only one of the two")
 
 
-def _section_or_off(example: str) -> BeforeValidator:
+def section_or_off(example: str) -> BeforeValidator:
     """Return a validator for `off` or a mapping. YAML 1.1 reads a bare `off` as false; in quotes it stays text."""
 
     def check(value: object) -> object:
@@ -176,10 +176,10 @@ class CacheRule(FeatureSection):
 
     prefix = "cache."
 
-    exact: Annotated[ExactRule | None, _section_or_off("ttl: 1h"), or_schemas(OFF), ON_OR_OFF] = None
+    exact: Annotated[ExactRule | None, section_or_off("ttl: 1h"), or_schemas(OFF), ON_OR_OFF] = None
     """`{ttl: 24h}`: serve the stored response to an identical request. `off`: no exact cache."""
     semantic: Annotated[
-        SemanticRule | None, _section_or_off("ttl: 1h, max_wrong_hits: 1%"), or_schemas(OFF), ON_OR_OFF
+        SemanticRule | None, section_or_off("ttl: 1h, max_wrong_hits: 1%"), or_schemas(OFF), ON_OR_OFF
     ] = None
     """`{ttl: 6h, max_wrong_hits: 1%}`: serve the stored response to the same question in other words. `off`: no
     semantic cache."""

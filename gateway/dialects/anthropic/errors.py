@@ -13,7 +13,8 @@ KINDS = frozenset(
         "request_too_large", "rate_limit_error", "timeout_error", "api_error", "overloaded_error",
     }
 )  # fmt: skip
-OWN_KINDS = {"latency_budget_error": "timeout_error"}  # the gateway's error types that Anthropic names differently
+# The gateway's error types that Anthropic names differently.
+OWN_KINDS = {"latency_budget_error": "timeout_error", "content_blocked": "invalid_request_error"}
 BY_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -121,7 +121,7 @@ def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpK
     request.bypass = bypass_of(None, request.directives)
     if request.directives.no_store:
         return call
-    variant = variant_of(request.headers, route.vary)
+    variant = variant_of(request.headers, route.vary, route.generation)
     public = owner_of(route.share, request.client.tenant, None)
     session = request.headers.get(SESSION, "")
 

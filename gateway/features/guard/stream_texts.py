@@ -1,0 +1,110 @@
+"""Find the texts in one event of a stream. Pure.
+
+A channel is what the pieces of one text have in common, such as the index of a choice. Some events repeat the whole
+text of a channel, such as the last ones of the Responses API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gateway.features.guard.texts import TOOL_ITEMS, TOOL_KEYS, UNREAD_KEYS, kind_of, slots_in
+
+TOOL_DELTAS = ("arguments.delta", "input.delta", "code.delta")  # ends of names of events of the Responses API
+WHOLE_FIELDS = ("text", "refusal", "part", "item")  # of its events that are no deltas
+
+
+class Role(Enum):
+    """The meaning of a text in an event."""
+
+    DELTA = "the next piece of its channel"
+    WHOLE = "a whole text, which most likely repeats a channel"
+    TOOL = "a part of a tool call"
+
+
+@dataclass(slots=True)
+class Piece:
+    """A text in an event, and its place."""
+
+    role: Role
+    channel: Hashable
+    container: Any
+    key: Any
+
+    @property
+    def text(self) -> str:
+        text: str = self.container[self.key]
+        return text
+
+    @text.setter
+    def text(self, text: str) -> None:
+        self.container[self.key] = text
+
+
+def pieces_of(event: Mapping[str, Any]) -> Iterator[Piece]:
+    """Yield the pieces in an event of one of the dialects that a guard reads: chat, completions, messages, responses.
+    The form of the event tells which."""
+    kind = kind_of(event)
+    if isinstance(event.get("choices"), list):
+        for choice in event["choices"]:
+            if isinstance(choice, dict):
+                yield from _of_choice(choice)
+    elif kind.startswith("content_block_"):
+        yield from _of_block(event)
+    elif kind.startswith("response."):
+        yield from _of_response(event, kind)
+
+
+def _of_choice(choice: dict[str, Any]) -> Iterator[Piece]:
+    index = choice.get("index")
+    if isinstance(choice.get("text"), str) and choice["text"]:
+        yield Piece(Role.DELTA, (index, "text"), choice, "text")
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        for key, value in delta.items():
+            if key in TOOL_KEYS and value:
+                yield Piece(Role.TOOL, index, delta, key)
+            elif key not in UNREAD_KEYS and key not in TOOL_KEYS:
+                yield from _slots(Role.DELTA, (index, key), delta, key)
+    if isinstance(choice.get("message"), dict):
+        yield from _slots(Role.WHOLE, index, choice, "message")
+
+
+def _of_block(event: Mapping[str, Any]) -> Iterator[Piece]:
+    index = event.get("index")
+    block, delta = event.get("content_block"), event.get("delta")
+    if isinstance(block, dict):
+        role = Role.TOOL if kind_of(block) in TOOL_ITEMS else Role.DELTA
+        yield from _slots(role, index, event, "content_block")
+    if isinstance(delta, dict):
+        if isinstance(delta.get("partial_json"), str):
+            yield Piece(Role.TOOL, index, delta, "partial_json")
+        else:
+            yield from _slots(Role.DELTA, index, event, "delta")
+
+
+def _of_response(event: Mapping[str, Any], kind: str) -> Iterator[Piece]:
+    if isinstance(event.get("delta"), str) and kind.endswith(".delta"):
+        if kind.endswith(TOOL_DELTAS):
+            yield Piece(Role.TOOL, kind, event, "delta")
+        elif event["delta"]:
+            places = (event.get(name) for name in ("output_index", "content_index", "summary_index"))
+            yield Piece(Role.DELTA, (kind, *map(str, places)), event, "delta")
+        return
+    for name in WHOLE_FIELDS:
+        if name in event:
+            yield from _slots(Role.WHOLE, kind, event, name)
+    response = event.get("response")
+    if isinstance(response, dict) and "output" in response:
+        yield from _slots(Role.WHOLE, kind, response, "output")
+
+
+def _slots(role: Role, channel: Hashable, container: Any, key: Any) -> Iterator[Piece]:
+    for slot in slots_in(container, key):
+        if slot.kind == "tool":
+            yield Piece(Role.TOOL, channel, slot.container, slot.key)
+        elif slot.kind == "text":
+            yield Piece(role, channel, slot.container, slot.key)
