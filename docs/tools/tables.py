@@ -21,8 +21,8 @@ from gateway.config.policy.limits import LimitRule
 from gateway.config.policy.schema import CacheRule, MatchRule, PolicyFile, RouteRule, TargetRule
 from gateway.config.policy.tests import ExpectationRule
 from gateway.config.validation import Section
-from gateway.features.onnx_backend.settings import OnnxBackendConfig
 from gateway.features.guard.rule import GuardRule
+from gateway.features.onnx_backend.settings import OnnxBackendConfig
 from gateway.features.recorder.rule import RecordRule
 from gateway.features.triton.settings import TritonBackendConfig
 
