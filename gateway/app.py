@@ -32,7 +32,7 @@ from gateway.errors import StartupError
 from gateway.feature import Core, Features, embeds
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
-from gateway.http_server.responses_socket import ResponsesSockets
+from gateway.http_server.responses_endpoint import ResponsesSockets
 from gateway.http_server.server import HttpServer
 from gateway.jobs import Jobs, JobsCore
 from gateway.observability.access_log import AccessLog

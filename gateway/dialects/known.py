@@ -1,11 +1,13 @@
 """The wire protocols that clients speak, in the order in which they may claim a request.
 
-Each is declared with what must be known before it is imported. Other packages declare theirs as entry points of the
-group `nearhit.dialects`; these are imported at the start.
+Each is declared with what must be known before it is imported. A dialect is imported at the start if a backend answers
+its calls, and otherwise with the first request for it. Other packages declare theirs as entry points of the group
+`nearhit.dialects`; these are imported at the start.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,16 +21,21 @@ from gateway.extensions import Extensions
 MAX_PATHS = 1024  # remembered paths, each at most a request line long
 VERSIONED = "/v1"  # the path prefix of most APIs
 MODELS = VERSIONED + "/models"  # a list that may combine several backends
+RESPONSES = VERSIONED + "/responses"  # OpenAI's Responses API, also for WebSockets
+MESSAGES = VERSIONED + "/messages"  # Anthropic's
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """A dialect before it is imported. `path` matches the whole path of its POST requests. Without one it is always
-    imported, and has the path itself. Backends of the `adapters` answer its calls, besides those of its own name."""
+    imported, and has the path itself. Backends of the `adapters` answer its calls, besides those of its own name.
+    The other fields are those of `Dialect`."""
 
     place: str  # module:attribute
     path: re.Pattern[str] | None = None
     adapters: frozenset[str] = frozenset()
+    client_header: str | None = None
+    token_count_path: str | None = None
 
 
 AZURE_NAME = r"[^/]+(?:/(?!extensions/)[^/]+)??"  # of a deployment; that of a model at other servers may have a slash
@@ -39,8 +46,13 @@ AZURE_PATH = re.compile(
 
 DECLARED: Mapping[str, Declaration] = {
     "openai": Declaration("gateway.dialects.openai.dialect:OpenAI"),
-    "openai-responses": Declaration("gateway.dialects.openai.responses:OpenAIResponses"),
-    "anthropic": Declaration("gateway.dialects.anthropic.dialect:Anthropic"),
+    "openai-responses": Declaration("gateway.dialects.openai.responses:OpenAIResponses", re.compile(RESPONSES)),
+    "anthropic": Declaration(
+        "gateway.dialects.anthropic.dialect:Anthropic",
+        re.compile(MESSAGES),
+        client_header="anthropic-version",
+        token_count_path=MESSAGES + "/count_tokens",
+    ),
     "kserve": Declaration("gateway.features.kserve.dialect:KServe", PATH, frozenset({"triton", "onnx"})),
     "tfserving": Declaration(
         "gateway.features.tfserving.dialect:TFServing",
@@ -100,20 +112,23 @@ class Dialects(Mapping[str, Dialect]):
     def _is_eager(self, name: str) -> bool:
         return name not in self._declared or self._declared[name].path is None
 
-    @cached_property
-    def _eager(self) -> tuple[Dialect, ...]:
-        """The dialects that every gateway imports."""
-        return tuple(self[name] for name in self if self._is_eager(name))
+    def _traits(self) -> Iterator[tuple[str, Declaration | Dialect]]:
+        """Yield what tells the traits of each dialect, by its name: the declaration of one that may not be imported."""
+        yield from ((name, self[name] if self._is_eager(name) else self._declared[name]) for name in self)
 
     @cached_property
     def client_headers(self) -> Mapping[str, str]:
         """The names of the dialects whose clients are known by a header, by that header."""
-        return {each.client_header: each.name for each in self._eager if each.client_header is not None}
+        return {each.client_header: name for name, each in self._traits() if each.client_header is not None}
 
     @cached_property
     def token_count_paths(self) -> Mapping[str, str]:
         """The names of the dialects that count tokens, by the path at which their clients ask for it."""
-        return {each.token_count_path: each.name for each in self._eager if each.token_count_path is not None}
+        return {each.token_count_path: name for name, each in self._traits() if each.token_count_path is not None}
+
+    def imported(self, name: str | None) -> Dialect | None:
+        """Return a dialect that is imported already, or None."""
+        return None if name is None else self._loaded.get(name)
 
     def claimant(self, method: str, path: str) -> str | None:
         """Return the name of the dialect of a request, or None if no dialect claims it."""
@@ -159,10 +174,27 @@ def accepts(speaks: str, dialect: str) -> bool:
 
 
 @lru_cache(maxsize=MAX_PATHS)
+def claimant_of(method: str, path: str) -> str | None:
+    """Return the name of the dialect of a request, or None if the request passes through unparsed."""
+    return DIALECTS.claimant(method, path)
+
+
 def find_dialect(method: str, path: str) -> Dialect | None:
-    """Return the dialect of a request, or None if the request passes through unparsed."""
-    name = DIALECTS.claimant(method, path)
+    """Return the dialect of a request, or None if the request passes through unparsed. Import it if nobody has."""
+    name = claimant_of(method, path)
     return None if name is None else DIALECTS[name]
+
+
+@lru_cache(maxsize=MAX_PATHS)
+def imported_dialect(method: str, path: str) -> Dialect | None:
+    """Return the dialect of a request, or None if it has none, or nobody has imported that yet (`import_dialect`)."""
+    return DIALECTS.imported(claimant_of(method, path))
+
+
+async def import_dialect(name: str) -> None:
+    """Import a dialect in another thread, as it takes some 40 ms."""
+    await asyncio.to_thread(DIALECTS.__getitem__, name)
+    imported_dialect.cache_clear()
 
 
 def suggest_path(method: str, path: str) -> str | None:

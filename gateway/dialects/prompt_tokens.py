@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.calls import Call
-from gateway.dialects.anthropic.answers import count_tokens
-from gateway.dialects.json_body import load_json
+from gateway.dialects.json_body import count_of, load_json
 from gateway.dialects.openai.answers import cached_tokens, usage_of
 
 # OpenAI's rule of thumb for English text. It counts bytes, so that other scripts are not underestimated much.
@@ -59,6 +58,13 @@ def prompt_tokens(data: bytes) -> PromptTokens:
     except (ValueError, TypeError, AttributeError):
         return NO_TOKENS
     return PromptTokens(max(0, total), min(max(0, cached), max(0, total)))
+
+
+def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (input tokens, output tokens) of a usage in Anthropic's form. Tokens read from or written to the prompt
+    cache count as input."""
+    read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return sum(count_of(usage.get(key)) for key in read), count_of(usage.get("output_tokens"))
 
 
 def _holders(body: Any) -> list[Mapping[str, Any]]:

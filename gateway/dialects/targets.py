@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from gateway.calls import Dialect
-from gateway.dialects.known import DIALECTS, MAX_PATHS, find_dialect
+from gateway.dialects.known import DIALECTS, MAX_PATHS
 
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -16,19 +15,17 @@ _SLASHES = re.compile(r"(?<![:/])/{2,}")  # not those of a URL within a path
 
 
 class Target(NamedTuple):
-    """The target of a request. `path` is in its normal form, and `query` as sent, without "?". Without a `dialect` the
-    request passes through unparsed."""
+    """The target of a request. `path` is in its normal form, and `query` as sent, without "?"."""
 
     path: str
     query: str
-    dialect: Dialect | None
 
 
 def target_of(method: str, target: str) -> Target:
     """Read a target in its origin form: a path, and perhaps a query."""
     given, _, query = target.partition("?")
     path = canonical_path(method, given)
-    return Target(path, query, find_dialect(method, path))
+    return Target(path, query)
 
 
 @lru_cache(maxsize=MAX_PATHS)

@@ -33,7 +33,7 @@ class AiohttpEdge:
 
     async def __call__(self, http: web.BaseRequest) -> Sendable:
         service = self._service
-        path, query, _ = target_of(http.method, _target(http))
+        path, query = target_of(http.method, _target(http))
         if (refusal := refused_version(http.version)) is not None:
             return closing_response(*refusal)
         if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":

@@ -147,7 +147,7 @@ def _fixed_head_of(head: bytes, max_field: int) -> _FixedHead | None:
     digest = head_digest(method, target, headers.items())
     if digest is None or "host" not in headers:
         return None
-    path, query, _ = target_of(method, target)
+    path, query = target_of(method, target)
     closes = headers.get("connection", "").lower() == "close"
     memo = HeadMemo(b"" if closes else digest)  # an answer that closes its connection says so
     return _FixedHead(method, path, query, headers, closes, len(head), memo)

@@ -6,19 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from multidict import CIMultiDict
 
-from gateway.config.backends import BackendSection, OpenAIBackendConfig
-from gateway.config.policy.parameters import untuned
-from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
 from gateway.credentials import PROTOCOLS, keys_in_protocols
 from gateway.dialects.json_body import dump_strict
-from gateway.dialects.openai.responses import RESPONSES
+from gateway.dialects.known import RESPONSES
 from gateway.dialects.openai.responses_answers import PREFIX
 from gateway.dialects.openai.responses_socket import (
     CANCEL,
@@ -32,14 +29,11 @@ from gateway.dialects.openai.responses_socket import (
     parse_message,
     prepared_events,
 )
-from gateway.errors import Forbidden, TooManyInflight, UpstreamStreamError
-from gateway.http_server.cors import CrossOrigin
-from gateway.messages import Closing, EventStream, Frame, FullBody, Provenance, Response, Tunnel
-from gateway.outcomes import Bypass, Verdict
+from gateway.errors import UpstreamStreamError
+from gateway.messages import Closing, EventStream, Frame, FullBody, Response
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
-from gateway.steps.parse_and_route import RouteTable
-from gateway.streams import BufferedBody, ClosingDuplex, close_body
+from gateway.streams import BufferedBody, close_body
 from gateway.tasks import cancel_and_wait
 from gateway.upstream.header_filter import FRAMING, HOP_BY_HOP, UPSTREAM_REQUEST_ID
 from gateway.upstream.websocket import HANDSHAKE
@@ -52,69 +46,11 @@ IDLE_S = 30 * 60.0  # without any message
 MAX_AGE_S = 60 * 60.0  # as at OpenAI
 LARGE_MESSAGE = 256 * 1024  # bytes; longer ones are parsed in another thread
 
-PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.WEBSOCKET, forwarded=False)
 # Headers of the handshake that mean nothing to the calls, or would mean the same call each time.
 HANDSHAKE_ALONE = HOP_BY_HOP | FRAMING | HANDSHAKE | {"x-request-id", "idempotency-key", "origin", "prefer"}
 BETA, SOCKET_BETA = "openai-beta", "responses_websockets"
 # Headers of an error that the client gets in its frame.
 TOLD = frozenset({"retry-after", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", UPSTREAM_REQUEST_ID})
-
-
-class ResponsesSockets:
-    """The endpoint. `table` returns the policy in force. A backend of `responses_websocket: tunnel` gets the WebSocket
-    itself. The pipeline is set by `connect`, since it contains this endpoint."""
-
-    def __init__(
-        self,
-        table: Callable[[], RouteTable],
-        backends: Mapping[str, BackendSection],
-        clock: Clock,
-        inflight: Inflight,
-        config: ServerConfig,
-    ) -> None:
-        self._table = table
-        self._origins = CrossOrigin(config.cors)
-        self._inflight = inflight
-        self._open = 0
-        self._tunnels = {
-            name
-            for name, section in backends.items()
-            if isinstance(section, OpenAIBackendConfig) and section.responses_websocket == "tunnel"
-        }
-        self._clock = clock
-        self._max_body = config.max_body
-        self._handler: Handler | None = None
-
-    def connect(self, pipeline: Handler) -> Handler:
-        """Set the pipeline that answers the messages, and return it."""
-        self._handler = pipeline
-        return pipeline
-
-    def claims(self, request: RequestContext) -> bool:
-        return request.opens_websocket and request.path == RESPONSES and not self._is_tunnel(request)
-
-    async def answer(self, request: RequestContext) -> Response:
-        """Accept the connection. Raise `TooManyInflight` if as many are open as requests may be in flight, and
-        `Forbidden` for a page of another site."""
-        assert self._handler is not None  # `connect` was called before any request
-        if not self._origins.may_open(request.headers):
-            origin = request.headers.get("origin", "")[:100]
-            raise Forbidden(f"pages of {origin!r} may not open a WebSocket: expected one of server.cors.origins")
-        if self._open >= self._inflight.limit:
-            raise TooManyInflight
-        self._open += 1
-        socket = ResponsesSocket(request, self._handler, self._clock, self._inflight, max_body=self._max_body)
-        tunnel = Tunnel(ClosingDuplex(socket, self._on_close), carries_requests=True)
-        return Response(101, (), tunnel, PROVENANCE)
-
-    def _on_close(self) -> None:
-        self._open -= 1
-
-    def _is_tunnel(self, request: RequestContext) -> bool:
-        if not self._tunnels:
-            return False
-        route = self._table().policy.match(request.path, "", request.client.tenant, request.headers)
-        return any(untuned(name) in self._tunnels for name in route.target.members)
 
 
 class ResponsesSocket:

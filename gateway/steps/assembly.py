@@ -12,7 +12,7 @@ from gateway.cache.tool_calls import ToolCallRule
 from gateway.config.policy.model import Route
 from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext
-from gateway.dialects.known import error_dialect, find_dialect
+from gateway.dialects.known import error_dialect, imported_dialect
 from gateway.entries import Entry, Lifetime
 from gateway.observability.observer import Observer
 from gateway.principal import Principal
@@ -85,7 +85,7 @@ class SharedSteps:
         parts = self.parts
         step = ParseAndRoute(
             self.table,
-            find_dialect,
+            imported_dialect,
             parts.recorder,
             parts.telemetry,
             parts.subjects_of,

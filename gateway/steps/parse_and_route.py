@@ -15,6 +15,7 @@ from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
+from gateway.dialects.known import claimant_of, import_dialect
 from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, uses_only_named
 from gateway.errors import GatewayError, PayloadTooLarge
 from gateway.messages import Response
@@ -73,9 +74,9 @@ NAME = "ParseAndRoute"  # in `nearhit_step_failures_total`
 
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
-    it met, even if a reload replaces it. `dialect_of` returns the dialect of a method and a path, if they have one.
-    `subjects_of` computes the erasure digests; it is None without an erasure key. `max_keys` and `max_body` bound a
-    body (`server.max_body_keys`, `server.max_body`)."""
+    it met, even if a reload replaces it. `dialect_of` returns the dialect of a method and a path, or None if they have
+    none, or it is not imported yet. `subjects_of` computes the erasure digests; it is None without an erasure key.
+    `max_keys` and `max_body` bound a body (`server.max_body_keys`, `server.max_body`)."""
 
     def __init__(
         self,
@@ -111,6 +112,9 @@ class ParseAndRoute:
 
     def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
         """Route a request that no dialect claims. Its models are read only if they decide anything."""
+        if (name := claimant_of(request.method, request.path)) is not None:
+            request.require_capacity()
+            return self._parse_first(request, name)
         if not table.matches_models and (request.client.permit is None or not request.client.permit.models):
             return self._route(request, table, None, ())
         body = request.body_source.buffered_body
@@ -119,6 +123,11 @@ class ParseAndRoute:
             return self._pass_later(request, table)
         body = request.body_source.read_nowait() or b""
         return self._route(request, table, *read_body(request, body, self._max_keys))
+
+    async def _parse_first(self, request: RequestContext, name: str) -> Response:
+        """Answer the first request for a dialect."""
+        await import_dialect(name)
+        return await resolve_response(self(request))
 
     async def _pass_later(self, request: RequestContext, table: RouteTable) -> Response:
         models = read_models(request, await read_model(request, self._max_body, self._max_keys))

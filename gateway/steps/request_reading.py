@@ -5,7 +5,8 @@ those of `gateway.dialects.targets`. So nothing matches on what somebody else re
 
 | part of a request | function | read |
 |---|---|---|
-| path, query, dialect | `targets.target_of` | before the request has a context |
+| path, query | `targets.target_of` | before the request has a context |
+| dialect | `known.claimant_of` | in `ParseAndRoute` |
 | key, tenant, account | `credentials.CredentialRules.read` | in `Authenticate`, once for each head |
 | call, models | `read_body` | in `ParseAndRoute` |
 | route | `find_route` | right after that |
@@ -24,7 +25,7 @@ from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import MAX_BODY_KEYS
 from gateway.context import RequestContext
 from gateway.credentials import NONE_SHOWN, CredentialRules
-from gateway.dialects.known import MODELS
+from gateway.dialects.known import MODELS, find_dialect
 from gateway.dialects.named_models import content_type_of, model_in_body, models_named
 from gateway.dialects.targets import target_of
 from gateway.ports import Clock
@@ -116,5 +117,5 @@ def described_request(
         clock=clock,
         client=Client(tenant, tenant, shown),
     )
-    request.body, request.dialect = body, read.dialect
+    request.body, request.dialect = body, find_dialect(method, read.path)
     return request, *read_body(request, body)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from gateway.dialects.anthropic.answers import (
     AnthropicTextAnswer,
     assemble,
-    count_tokens,
     inspect,
     renew,
     split,
     text,
 )
+from gateway.dialects.prompt_tokens import count_tokens
 from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.outcomes import Admission

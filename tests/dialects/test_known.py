@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +19,10 @@ from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
 
-LAZY = ("kserve", "tfserving", "torchserve")
+LAZY = ("openai-responses", "anthropic", "kserve", "tfserving", "torchserve")
 PATHS = {
+    "openai-responses": "/v1/responses",
+    "anthropic": "/v1/messages",
     "kserve": "/v2/models/m/infer",
     "tfserving": "/v1/models/m:predict",
     "torchserve": "/predictions/m",
@@ -51,7 +55,7 @@ def shout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dialect_that_no_backend_speaks_is_imported_by_the_first_request_on_its_path(name: str) -> None:
     start = "from gateway.dialects.known import DIALECTS, find_dialect\nDIALECTS.prepare(['openai'])\n"
     asked = f"assert find_dialect('GET', {PATHS[name]!r}) is None\nassert DIALECTS.claimant('POST', {PATHS[name]!r})\n"
-    module = f"gateway.features.{name}.dialect"
+    module = DECLARED[name].place.partition(":")[0]
     assert module not in imported(start + asked)
     assert module in imported(start + f"assert find_dialect('POST', {PATHS[name]!r}).name == {name!r}\n")
 
@@ -61,14 +65,39 @@ def test_a_dialect_that_no_backend_speaks_is_imported_by_the_first_request_on_it
 )
 def test_a_dialect_that_a_backend_answers_is_imported_at_the_start(adapter: str, name: str) -> None:
     modules = imported(f"from gateway.dialects.known import DIALECTS\nDIALECTS.prepare([{adapter!r}])\n")
-    assert {other for other in LAZY if f"gateway.features.{other}.dialect" in modules} == {name}
+    assert {other for other in LAZY if DECLARED[other].place.partition(":")[0] in modules} == {name}
 
 
 def test_each_dialect_has_the_name_and_the_paths_that_are_declared() -> None:
     assert {name: dialect.name for name, dialect in DIALECTS.items()} == {name: name for name in DECLARED}
+    for name, declared in DECLARED.items():
+        if declared.path is not None:
+            traits = DIALECTS[name].client_header, DIALECTS[name].token_count_path
+            assert traits == (declared.client_header, declared.token_count_path)
     for name, path in PATHS.items():
         assert find_dialect("POST", path) is DIALECTS[name]
         assert DIALECTS[name].claims("POST", path)
+
+
+async def test_requests_that_wait_for_the_import_of_their_dialect_are_all_answered(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    """Eight requests at once are the first for their dialect, and another dialect is asked meanwhile."""
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
+    message = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+    async with served_by_process(config) as served:
+        answers = await asyncio.gather(
+            *(served.post("/v1/messages", message) for _ in range(8)),
+            served.post("/v1/responses", {"model": "m", "input": "hello"}),
+            served.post("/v1/chat/completions", {"model": "m", "messages": message["messages"]}),
+        )
+        refused = await served.post("/v1/messages", {"model": "m"})
+        again = await served.post("/v1/messages", message)
+    assert [each.status for each in answers] == [200] * 10
+    assert [json.loads(each.body)["type"] for each in answers[:8]] == ["message"] * 8
+    assert (refused.status, json.loads(refused.body)["type"]) == (400, "error")
+    assert "detail=exact" in again.headers["Cache-Status"]
+    assert len([call for call in upstream.calls if call.path == "/v1/chat/completions"]) == 2
 
 
 async def test_a_dialect_of_another_package_is_served_cached_and_passed_to_a_backend(

@@ -24,6 +24,7 @@ from gateway.dialects.anthropic.translation.messages_to_chat import chat_request
 from gateway.dialects.model_objects import neutral_model
 from gateway.dialects.openai import answers as openai_answers
 from gateway.dialects.openai.dialect import OpenAI
+from gateway.dialects.prompt_tokens import count_tokens
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Event
 from gateway.outcomes import Admission
@@ -147,7 +148,7 @@ def test_both_forms_of_openais_answer_are_one_message(
     assert [(use["id"], use["name"], use["input"]) for use in uses] == [
         (call["id"], call["name"], call["input"]) for call in calls
     ]
-    assert anthropic_answers.count_tokens(whole["usage"]) == (7, 5)
+    assert count_tokens(whole["usage"]) == (7, 5)
 
 
 @given(SAID, CALLS)

@@ -15,6 +15,7 @@ from gateway.dialects.anthropic.errors import error_sentence
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
 from gateway.dialects.openai.answers import reading, reasoning_tokens, written_tokens
+from gateway.dialects.prompt_tokens import count_tokens
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Event
@@ -233,12 +234,6 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
         return Inspection(_admission(body), *tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, IndexError):
         return Inspection(Admission.MALFORMED if not streamed or _is_complete(payload) else Admission.CUT, 0, 0)
-
-
-def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (input tokens, output tokens). Tokens read from or written to the prompt cache count as input."""
-    read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    return sum(count_of(usage.get(key)) for key in read), count_of(usage.get("output_tokens"))
 
 
 def _is_complete(payload: Sequence[bytes]) -> bool:

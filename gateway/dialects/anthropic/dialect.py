@@ -19,7 +19,7 @@ from gateway.dialects.anthropic import answers, errors
 from gateway.dialects.anthropic.budgets import cap_budget, set_budget
 from gateway.dialects.anthropic.equal_forms import messages_form
 from gateway.dialects.anthropic.models import anthropic_model, anthropic_page
-from gateway.dialects.anthropic.requests import MESSAGES, without_cache_marks
+from gateway.dialects.anthropic.requests import without_cache_marks
 from gateway.dialects.anthropic.structured_answers import demanded_form, read_parts_of_message
 from gateway.dialects.anthropic.thinking import INTERLEAVED, fit_thinking, set_effort
 from gateway.dialects.anthropic.token_counts import COUNT_TOKENS, estimate_tokens
@@ -36,6 +36,7 @@ from gateway.dialects.json_body import (
     limit_of,
     parse_object,
 )
+from gateway.dialects.known import MESSAGES
 from gateway.dialects.reported_errors import read_error
 from gateway.dialects.sse import with_event_name, with_names
 from gateway.dialects.structured_answers import read_parts

@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway.dialects.translation.limits import Limits
 
-MESSAGES = "/v1/messages"
 DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit, and all its models accept this one
 LIMITS = Limits(tool_name=128, call_id=128, user=256, plain_ids=True, opaque_user=True)
 

@@ -25,6 +25,7 @@ from gateway.dialects.json_body import (
     limit_of,
     parse_object,
 )
+from gateway.dialects.known import RESPONSES
 from gateway.dialects.openai import responses_answers as answers
 from gateway.dialects.openai.dialect import openai_error_answer, user_of
 from gateway.dialects.openai.equal_responses import responses_form
@@ -36,7 +37,6 @@ from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Event
 from gateway.outcomes import Admission, Bypass
 
-RESPONSES = "/v1/responses"
 OPERATION = "responses"
 
 # Fields that do not decide the response. `store` does: a stored response has an id that later requests may name.

@@ -92,7 +92,7 @@ def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine |
     if fields.get("method") != "POST":
         return BatchError(number, "method: expected POST", "invalid_method")
     url = fields.get("url")
-    if not isinstance(url, str) or target_of("POST", url)[:2] != (endpoint, ""):
+    if not isinstance(url, str) or target_of("POST", url) != (endpoint, ""):
         return BatchError(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
     if not isinstance(body, dict):
         return BatchError(number, "body: expected an object")

@@ -83,7 +83,7 @@ def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], all
     target, method = fields.get("path"), fields.get("method", "POST")
     if not isinstance(target, str) or not TARGET.fullmatch(target) or "#" in target:
         raise BadRequest("'path' is missing or invalid: expected one such as /v1/chat/completions", param="path")
-    path, query, _ = target_of(str(method), target)
+    path, query = target_of(str(method), target)
     if OWN.fullmatch(path):
         raise BadRequest(f"'path' {path[:128]} is served by the gateway itself: expected a model's path", param="path")
     if method not in METHODS:

@@ -8,12 +8,13 @@ from typing import Any
 import orjson
 
 from gateway.calls import Call, Outgoing
-from gateway.dialects.anthropic.answers import count_tokens
-from gateway.dialects.anthropic.requests import LIMITS, MESSAGES
+from gateway.dialects.anthropic.requests import LIMITS
 from gateway.dialects.anthropic.translation.chat_to_messages import messages_request, own_stops
 from gateway.dialects.anthropic.translation.stops import MessageStops
 from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
+from gateway.dialects.known import MESSAGES
 from gateway.dialects.openai.answers import CHAT, DONE, reading
+from gateway.dialects.prompt_tokens import count_tokens
 from gateway.dialects.translation.limits import fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
 from gateway.errors import BadRequest, MalformedResponse
