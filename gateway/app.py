@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
 from gateway.errors import StartupError
-from gateway.feature import Core, Features, embeds
+from gateway.feature import Core, Features, embeds, has_tiers
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.http_server.responses_endpoint import ResponsesSockets
@@ -195,6 +196,8 @@ class Gateway:
         self.stats.policy_faults = tuple(map(str, faults))
 
     def _build(self, policy: Policy) -> RouteTable:
+        if any(map(has_tiers, policy.routes)):
+            self.parts.escalations.rebase(self.parts.spaces.target.complexity.basis)
         table = route_table(
             policy,
             self._deployment,
@@ -279,6 +282,8 @@ class Gateway:
         if route is not None:
             try:
                 await self.parts.opener.open()
+                if any(map(has_tiers, policy.routes)):
+                    await asyncio.to_thread(self.parts.spaces.target.open_complexity)
             except Exception as error:  # of a model, its files or its server
                 LOG.warning("the embedding model cannot be opened", exc_info=error)
                 message = f"the embedding model cannot be opened for route {route.name}: {error}"

@@ -224,9 +224,14 @@ def features_of(route: Route) -> Iterator[Feature]:
 
 def embeds(route: Route) -> bool:
     """Return whether a route needs the embedding model: it compares questions or answers, or scores complexity."""
-    if route.semantic is not None or len(route.target.tiers) > 1:
+    if route.semantic is not None or has_tiers(route):
         return True
     return any(feature.embeds for feature in features_of(route))
+
+
+def has_tiers(route: Route) -> bool:
+    """Return whether a route chooses among tiers by complexity."""
+    return len(route.target.tiers) > 1
 
 
 class Features:

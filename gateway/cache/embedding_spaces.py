@@ -82,7 +82,7 @@ class Space:
     verifier: Verifier
     controls: Controls
     decoys: Decoys
-    complexity: ComplexityScorer
+    open_complexity: Callable[[], ComplexityScorer]  # opened once, by the first route with tiers
     labels: Labels
     comparisons: AnswerComparer
     audits: HitAudits
@@ -91,6 +91,11 @@ class Space:
     late: LateVectors
     backlog: VectorBacklog
     screen: Screen | None  # None if the model has no static vectors, or the index is shared
+
+    @property
+    def complexity(self) -> ComplexityScorer:
+        """The scorer of complexity for this embedder. Raise `StartupError` if its weights are damaged."""
+        return self.open_complexity()
 
 
 class Spaces:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgpack
@@ -16,6 +15,7 @@ from gateway.routing.residual_fit import (
     Residual,
     fit_residual,
     gain_in_errors,
+    row_from,
 )
 from gateway.scores import ScoredPrompt
 
@@ -39,6 +39,11 @@ def attempt_fit(labels: LabelArrays) -> FitResult:
     """Fit, and keep the fit if it passes the gate. It takes seconds on one core: call it in a thread."""
     gain = gain_in_errors(labels)
     return FitResult(gain, fit_residual(labels) if gain >= MARGIN else None)
+
+
+def prompt_from(score: float, row: bytes) -> ScoredPrompt:
+    """Return the prompt of another gateway's label. Raise `ValueError` or `TypeError` where its row cannot be read."""
+    return ScoredPrompt(score, row_from(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,27 +184,3 @@ def _residual_from(slope: float, bias: float, weights: bytes) -> Residual:
     if not np.isfinite([*values, slope, bias]).all():
         raise ValueError("the numbers of a fit must be finite")
     return Residual(float(slope), float(bias), values)
-
-
-class RouteScores:
-    """The scores by route. `basis` names the shipped score and its inputs."""
-
-    def __init__(self, basis: str) -> None:
-        self._basis = basis
-        self._routes: dict[str, RouteScore] = {}
-
-    def rebase(self, basis: str) -> None:
-        """Begin with another score."""
-        self._basis = basis
-        self._routes.clear()
-
-    def of(self, route: str) -> RouteScore:
-        """Return the score of a route."""
-        score = self._routes.get(route)
-        if score is None:
-            score = self._routes[route] = RouteScore(self._basis)
-        return score
-
-    def all(self) -> Iterator[tuple[str, RouteScore]]:
-        """Yield every route that was used so far."""
-        return ((route, self.of(route)) for route in tuple(self._routes))

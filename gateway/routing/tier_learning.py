@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gateway.bounded_cache import BoundedCache
@@ -13,15 +14,16 @@ from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.routing.residual_fit import row_from
-from gateway.routing.route_score import RouteScores, attempt_fit
-from gateway.routing.tier_controller import TierController
 from gateway.scores import ScoredPrompt, TierDecision
 
-if TYPE_CHECKING:  # imported with the first route that compares questions
+if TYPE_CHECKING:  # imported with the first route that compares questions, or has tiers
     from gateway.cache.threshold.route_control import LearningEvent
+    from gateway.routing.route_score import RouteScore
+    from gateway.routing.tier_controller import TierController
 
 LOG = logging.getLogger("nearhit.quality")
+
+CONTROLLER, SCORE = "gateway.routing.tier_controller", "gateway.routing.route_score"
 
 MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 7 MB
 REFIT_EVERY_S = 60.0  # seconds between two looks for routes with enough new labels
@@ -31,6 +33,30 @@ LIGHT_WEIGHT = 0.5
 # Weights of feedback on the large model. Where it was wrong, the light one would hardly have been worse. Where it was
 # right, nothing follows for the light one.
 LARGE_WRONG_WEIGHT, LARGE_RIGHT_WEIGHT = 0.25, 0.0
+
+
+class RouteScores:
+    """The scores by route. `basis` names the shipped score and its inputs."""
+
+    def __init__(self, basis: str) -> None:
+        self._basis = basis
+        self._routes: dict[str, RouteScore] = {}
+
+    def rebase(self, basis: str) -> None:
+        """Begin with another score."""
+        self._basis = basis
+        self._routes.clear()
+
+    def of(self, route: str) -> RouteScore:
+        """Return the score of a route."""
+        score = self._routes.get(route)
+        if score is None:
+            score = self._routes[route] = import_module(SCORE).RouteScore(self._basis)
+        return score
+
+    def all(self) -> Iterator[tuple[str, RouteScore]]:
+        """Yield every route that was used so far."""
+        return ((route, self.of(route)) for route in tuple(self._routes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +70,7 @@ class TierAnswer:
 
 
 class TierLearning:
-    """The tier controllers and scores by route.
+    """The tier controllers and scores by route. They are imported by `apply`, with the first policy that has tiers.
 
     `basis` names the shipped score, and is empty until a route needs it. `publish` gets a route's events for other
     gateways.
@@ -75,7 +101,7 @@ class TierLearning:
     def of(self, route: str) -> TierController:
         control = self._routes.get(route)
         if control is None:
-            control = self._routes[route] = TierController(self.basis)
+            control = self._routes[route] = import_module(CONTROLLER).TierController(self.basis)
         return control
 
     def all(self) -> Iterator[tuple[str, TierController]]:
@@ -136,7 +162,7 @@ class TierLearning:
         """Apply a label of another gateway. Raise `ValueError` or `TypeError` where it cannot be read."""
         if basis == self.basis and route in self._routes:
             score, worse, weight, *rest = label  # gateways before fits send no row
-            prompt = ScoredPrompt(float(score), row_from(rest[0] if rest else b""))
+            prompt = import_module(SCORE).prompt_from(float(score), rest[0] if rest else b"")
             control = self._routes[route]
             control.apply_event(self.score(route, prompt), bool(worse), float(weight))
             if control.learning and weight > 0:
@@ -171,7 +197,7 @@ class TierLearning:
             if not (self.of(route).learning and score.is_due):
                 continue
             labels, resets = score.labels(), score.resets
-            attempt = await asyncio.to_thread(attempt_fit, labels)
+            attempt = await asyncio.to_thread(import_module(SCORE).attempt_fit, labels)
             if score.resets != resets:  # the route was reset meanwhile
                 continue
             changes = score.apply(attempt, len(labels))

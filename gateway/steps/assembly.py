@@ -286,7 +286,7 @@ def backend_choice_of(route: Route, parts: Parts, ports: RoutePorts) -> BackendC
         parts.promises,
         parts.escalations,
         parts.clock,
-        parts.space.complexity if parts.spaces.is_open else None,
+        parts.space.complexity if len(route.target.tiers) > 1 else None,
         conversations=ports.conversations,
         trials=ports.trials,
         classifier=None if ports.classifier is None else ports.classifier(),

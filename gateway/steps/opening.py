@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import cache, partial
+from importlib import import_module
 
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache.answer_comparer import AnswerComparer
@@ -34,8 +36,7 @@ from gateway.cache.vector_backlog import VectorBacklog
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
-from gateway.ports import LearningEmbedder
-from gateway.routing.complexity import build_complexity
+from gateway.ports import ComplexityScorer, LearningEmbedder
 from gateway.steps.parts import Parts, PartsInputs, recovery_of
 from gateway.tasks import run_in
 
@@ -147,7 +148,7 @@ async def _open(
         verifier=verifier,
         controls=controls,
         decoys=decoys,
-        complexity=build_complexity(embedder.fingerprint),
+        open_complexity=cache(partial(_complexity, embedder.fingerprint)),
         labels=labels,
         comparisons=comparisons,
         audits=audits,
@@ -157,6 +158,12 @@ async def _open(
         backlog=backlog,
         screen=screen,
     )
+
+
+def _complexity(embedder: str) -> ComplexityScorer:
+    """Import and build the scorer. Raise `StartupError`."""
+    scorer: ComplexityScorer = import_module("gateway.routing.complexity").build_complexity(embedder)
+    return scorer
 
 
 def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:

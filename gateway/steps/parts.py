@@ -286,7 +286,6 @@ def _open_routing(
     """Return the tier learning of the routes, shared with other gateways, and the keepers of its state and scores."""
     fleet = inputs.fleet
     escalations = TierLearning("", inputs.clock, inputs.telemetry, fleet.publisher("routing"))
-    spaces.follow(lambda _: escalations.rebase(spaces.target.complexity.basis))
     routing = StateKeeper(escalations, SnapshotStore(inputs.stores.redis, "routing"), position=fleet.position)
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
     scores = StateKeeper(escalations.scores, SnapshotStore(inputs.stores.redis, "complexity"))
