@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from unicodedata import category
 
@@ -20,6 +21,21 @@ MAX_CHARACTERS_PER_TOKEN = 16
 TONE = frozenset({"So", "Sk", "Cf", "Mn"})
 
 
+def _open(file: Path, max_tokens: int) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json, which cuts texts after `max_tokens` and pads none. It is shared, so do
+    not change it. Raise the library's error if the file is unreadable."""
+    status = file.stat() if file.exists() else None
+    return _opened(str(file), max_tokens, (0, 0) if status is None else (status.st_mtime_ns, status.st_ino))
+
+
+@lru_cache(maxsize=2)  # each takes 4 to 8 MB and 35 ms; encoder, static vectors and cross-encoder read the same one
+def _opened(file: str, max_tokens: int, _version: tuple[int, int]) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.no_padding()  # the file configures padding to 128
+    tokenizer.enable_truncation(max_tokens)
+    return tokenizer
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
     ids: list[int]
@@ -31,9 +47,7 @@ class TextTokenizer:
     """`TextTokenizer` reads one text. `tokenizer` is the path of a tokenizer.json."""
 
     def __init__(self, tokenizer: Path, reading: Reading) -> None:
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        self._tokenizer.no_padding()  # the file configures padding to 128
-        self._tokenizer.enable_truncation(reading.max_tokens)
+        self._tokenizer = _open(tokenizer, reading.max_tokens)
         self._unknown: int | None = self._tokenizer.token_to_id(reading.unknown)
         self._prompt = reading.prompt
         self._max_tokens = reading.max_tokens
@@ -71,9 +85,8 @@ class PairTokenizer:
     if it is unreadable."""
 
     def __init__(self, tokenizer: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        # A text that is cut is too long for a pair, too. So the tokenizer of the default embedder serves.
+        self._tokenizer = _open(tokenizer, Reading().max_tokens)
 
     def ids(self, text: str) -> list[int] | None:
         """Return the ids; None if the text is too long. Halves of surrogate pairs, which JSON can contain and the
