@@ -7,7 +7,6 @@ its calls, and otherwise with the first request for it. Other packages declare t
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -187,14 +186,9 @@ def find_dialect(method: str, path: str) -> Dialect | None:
 
 @lru_cache(maxsize=MAX_PATHS)
 def imported_dialect(method: str, path: str) -> Dialect | None:
-    """Return the dialect of a request, or None if it has none, or nobody has imported that yet (`import_dialect`)."""
+    """Return the dialect of a request, or None if it has none, or nobody has imported that yet. Clear the cache after
+    an import, in the thread of the callers: another thread could do so before an answer of theirs is in it."""
     return DIALECTS.imported(claimant_of(method, path))
-
-
-async def import_dialect(name: str) -> None:
-    """Import a dialect in another thread, as it takes some 40 ms."""
-    await asyncio.to_thread(DIALECTS.__getitem__, name)
-    imported_dialect.cache_clear()
 
 
 def suggest_path(method: str, path: str) -> str | None:

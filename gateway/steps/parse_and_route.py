@@ -15,7 +15,7 @@ from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
-from gateway.dialects.known import claimant_of, import_dialect
+from gateway.dialects.known import claimant_of, find_dialect, imported_dialect
 from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, uses_only_named
 from gateway.errors import GatewayError, PayloadTooLarge
 from gateway.messages import Response
@@ -112,9 +112,9 @@ class ParseAndRoute:
 
     def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
         """Route a request that no dialect claims. Its models are read only if they decide anything."""
-        if (name := claimant_of(request.method, request.path)) is not None:
+        if claimant_of(request.method, request.path) is not None:
             request.require_capacity()
-            return self._parse_first(request, name)
+            return self._parse_first(request)
         if not table.matches_models and (request.client.permit is None or not request.client.permit.models):
             return self._route(request, table, None, ())
         body = request.body_source.buffered_body
@@ -124,9 +124,10 @@ class ParseAndRoute:
         body = request.body_source.read_nowait() or b""
         return self._route(request, table, *read_body(request, body, self._max_keys))
 
-    async def _parse_first(self, request: RequestContext, name: str) -> Response:
-        """Answer the first request for a dialect."""
-        await import_dialect(name)
+    async def _parse_first(self, request: RequestContext) -> Response:
+        """Answer the first request for a dialect. Its import takes some 40 ms, so it runs in another thread."""
+        await asyncio.to_thread(find_dialect, request.method, request.path)
+        imported_dialect.cache_clear()
         return await resolve_response(self(request))
 
     async def _pass_later(self, request: RequestContext, table: RouteTable) -> Response:
