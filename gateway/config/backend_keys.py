@@ -12,7 +12,7 @@ from gateway.config.errors import KeyPath, format_value
 from gateway.config.fields import Command, EnvironmentName, File
 from gateway.config.validation import Problem, Section
 
-CREDENTIALS = ("api_key_env", "api_key_file", "api_key_command")
+CREDENTIALS = ("api_key_env", "api_key_file", "api_key_command", "identity")
 """Those keys. A section has one of them."""
 
 
@@ -29,7 +29,7 @@ class Keyed(Section):
     @property
     def has_key(self) -> bool:
         """Whether the section gives the gateway credentials of its own."""
-        return any(getattr(self, key) is not None for key in CREDENTIALS)
+        return any(getattr(self, key, None) is not None for key in CREDENTIALS)
 
     def with_key_paths(self, folder: Path) -> Self:
         """Return the section with the paths of its key resolved against a folder. A program without a slash is one of
@@ -45,15 +45,21 @@ class Keyed(Section):
     def key_faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
         """Yield the faults of the file with the key, or of the program that prints it."""
         resolved = self.with_key_paths(folder)
-        if resolved.api_key_file is not None:
-            file = import_module("gateway.features.key_sources.file")
-            try:
-                file.read_key(resolved.api_key_file, 0.0)
-            except file.NoCredentials as fault:
-                yield ("api_key_file",), f"{self.api_key_file}: {fault}"
+        if resolved.api_key_file is not None and (fault := file_fault(resolved.api_key_file)):
+            yield ("api_key_file",), f"{self.api_key_file}: {fault}"
         if resolved.api_key_command is not None and shutil.which(resolved.api_key_command[0]) is None:
             program = format_value(resolved.api_key_command[0])
             yield ("api_key_command",), f"{program} is no program, expected one in PATH, or the path of one"
+
+
+def file_fault(path: Path) -> str:
+    """Return why a file has no key; empty if it has one."""
+    reading = import_module("gateway.upstream.key_text")
+    try:
+        reading.read_key(path, 0.0)
+    except reading.NoCredentials as fault:
+        return str(fault)
+    return ""
 
 
 def key_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema
 from gateway.config.backend_keys import CREDENTIALS, Keyed, key_problems
 from gateway.config.errors import KeyPath, closest_match, format_value
 from gateway.config.fields import Command, EnvironmentName, File, HttpUrl, Text, http_url, optional_section
+from gateway.config.identities import IdentityConfig
 from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm, Schema, Shorthand, any_of
 from gateway.config.units import (
     POSITIVE_SHARE,
@@ -394,6 +395,9 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     api_key_command: Command | None = None
     """Instead: the command that prints the key, such as `[gcloud, auth, print-access-token]`. It runs again after five
     minutes, before the key ends if the output says when, and when the endpoint answers 401."""
+    identity: IdentityConfig | None = None
+    """Instead: how the gateway gets its credentials by itself, such as `{type: oauth, token_url: ...}`. The page
+    docs/identity.md has the types, and the keys of each."""
     api_version: ApiVersion | None = None
     """For `openai`: Azure's dated API, such as `2024-10-21`. The `url` is that of a resource,
     `https://NAME.openai.azure.com`, where models are deployments, or of one deployment. It is for clients that name no
@@ -438,6 +442,8 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
         yield ("api_key_env",), self.api_key_env
         for i, upstream in enumerate(self.upstreams or ()):
             yield ("upstreams", i, "api_key_env"), upstream.api_key_env
+        if self.identity is not None:
+            yield from ((("identity", *path), variable) for path, variable in self.identity.secrets())
 
     @property
     def has_credentials(self) -> bool:
@@ -446,10 +452,13 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
 
     def resolved(self, folder: Path) -> Self:
         upstreams = self.upstreams and tuple(each.with_key_paths(folder) for each in self.upstreams)
-        return self.with_key_paths(folder).model_copy(update={"upstreams": upstreams})
+        identity = None if self.identity is None else self.identity.resolved(folder)
+        return self.with_key_paths(folder).model_copy(update={"upstreams": upstreams, "identity": identity})
 
     def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
         yield from self.key_faults(folder)
+        if self.identity is not None:
+            yield from ((("identity", *path), message) for path, message in self.identity.faults(folder))
         for i, upstream in enumerate(self.upstreams or ()):
             yield from ((("upstreams", i, *path), message) for path, message in upstream.key_faults(folder))
 

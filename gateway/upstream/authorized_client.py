@@ -18,16 +18,17 @@ class AuthorizedClient:
 
     client: HttpClient
     identity: Identity
+    origin: str
 
     async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
-        sent = await self.identity.authorized(request, deadline)
+        sent = await self.identity.authorized(request, self.origin, deadline)
         response = await self.client.send(sent, deadline)
         if response.status not in REFUSALS or not isinstance(request.body, bytes):
             return response
         try:
             if not await self.identity.renew(sent, response.status, deadline):
                 return response
-            again = await self.identity.authorized(request, deadline)
+            again = await self.identity.authorized(request, self.origin, deadline)
         except ExchangeFailed:  # the refusal tells more
             return response
         except BaseException:

@@ -384,7 +384,9 @@ class HttpBackend(LimitedBackend):
                 headers = self._headers(request)
                 if self._identity is not None:
                     handshake_request = UpstreamRequest("GET", target, headers)
-                    authorized = await self._identity.authorized(handshake_request, now + MAX_HANDSHAKE_S)
+                    authorized = await self._identity.authorized(
+                        handshake_request, self._base.origin, now + MAX_HANDSHAKE_S
+                    )
                     headers = [*authorized.headers, *authorized.extra_headers]
                 socket = await open_websocket(self._session.get(), url, headers, offered)
         except BaseException as error:

@@ -115,8 +115,9 @@ class HttpClient(Protocol):
 class Identity(Protocol):
     """The gateway's credentials for an endpoint, where they are more than a constant key."""
 
-    async def authorized(self, request: UpstreamRequest, until: float) -> UpstreamRequest:
-        """Return the request with credentials. `until` is event-loop time. Raise `NoCredentials`."""
+    async def authorized(self, request: UpstreamRequest, origin: str, until: float) -> UpstreamRequest:
+        """Return the request with credentials. `origin` is that of the endpoint, and `until` event-loop time. Raise
+        `NoCredentials`."""
 
     async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:
         """Take note that the endpoint has answered an authorized request with a status of `REFUSALS`. Return whether

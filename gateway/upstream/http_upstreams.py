@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 
 from yarl import URL
 
+from gateway.config.backend_keys import CREDENTIALS
 from gateway.config.backends import HttpUpstream, OpenAIBackendConfig
 from gateway.config.environment import read_secret
 from gateway.dialects.known import DIALECTS
@@ -18,11 +19,11 @@ from gateway.upstream.http_client import AZURE_KEY, AiohttpClient, Http1Client, 
 from gateway.upstream.retry import Resends
 from gateway.upstream.upstream import UpstreamConfig
 
-IDENTITIES: Mapping[str, str] = {
+BUILDERS: Mapping[str, str] = {
     "api_key_file": "gateway.features.key_sources.file:file_identity",
     "api_key_command": "gateway.features.key_sources.command:command_identity",
 }
-"""The `IdentityBuilder` of each key that sets an identity. It is imported when a backend has the key."""
+"""The `IdentityBuilder` of each key that sets one by itself. It is imported when a backend has the key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +47,10 @@ class HttpUpstreams:
             key_header = AZURE_KEY
         api_key = read_secret(self.core.environ, keys.api_key_env, f"{where}.api_key_env")
         identity = None
-        for key, place in IDENTITIES.items():
-            setting = getattr(keys, key)
-            if setting is not None:
+        for key in CREDENTIALS:
+            setting = getattr(keys, key, None)
+            place = getattr(setting, "builder", BUILDERS.get(key))
+            if setting is not None and place is not None:
                 build: IdentityBuilder = resolve_name(place)
                 identity = build(self.core, f"{where}.{key}", setting, key_header)
         return Account(api_key, auth.mode == "passthrough", auth.credential_rules, identity)
@@ -63,7 +65,7 @@ class HttpUpstreams:
             name,
             address.url,
             section,
-            client=_with_identity(client_of(section, address.url, session, resends.allow), account),
+            client=_with_identity(client_of(section, address.url, session, resends.allow), account, address.url),
             session=session,
             account=account,
             server=config.server,
@@ -95,11 +97,11 @@ def client_of(
     )
 
 
-def _with_identity(client: HttpClient, account: Account) -> HttpClient:
+def _with_identity(client: HttpClient, account: Account, url: str) -> HttpClient:
     """Return the client, which authorizes its requests if the account has an identity."""
     if account.identity is None:
         return client
     authorized: HttpClient = resolve_name("gateway.upstream.authorized_client:AuthorizedClient")(
-        client, account.identity
+        client, account.identity, str(URL(url).origin())
     )
     return authorized

@@ -135,7 +135,7 @@ class TokenIdentity:
     token: SharedToken
     header: str | None
 
-    async def authorized(self, request: UpstreamRequest, until: float) -> UpstreamRequest:
+    async def authorized(self, request: UpstreamRequest, origin: str, until: float) -> UpstreamRequest:
         return with_token(request, await self.token.current(until), self.header)
 
     async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.features.key_sources.text import token_of
 from gateway.ports import Clock
 from gateway.upstream.building import BackendCore
 from gateway.upstream.http1.errors import NoCredentials
+from gateway.upstream.key_text import masked, token_of
 from gateway.upstream.shared_token import SharedToken, Token, TokenIdentity
 
 TIMEOUT_S = 10.0  # of a run: cloud tools take one to three seconds
 MAX_OUTPUT = 64 * 1024  # bytes
-MAX_ERRORS = 500  # characters of the error output in a fault
 REAPED_S = 2.0  # for the end of a process that was killed
 GRACE_S = 0.5  # after the end of the command, for the end of its output: a child of it may hold that open
 
 OUTPUT, ERRORS = 1, 2  # descriptors of a process
-
-_LIKE_A_SECRET = re.compile(r"(?<![\w/.-])(?=[\w+=.~-]*\d)[\w+=.~-]{20,}(?![\w/])")
 
 
 def command_identity(core: BackendCore, where: str, setting: Sequence[str], key_header: str | None) -> TokenIdentity:
@@ -88,9 +84,7 @@ class _Run(asyncio.SubprocessProtocol):
 
     def errors(self) -> str:
         """Return the last words of the error output, without what looks like a secret."""
-        words = " ".join(self._errors.decode("utf-8", "replace").split())
-        shown = "".join(each if each.isprintable() else "?" for each in words)
-        return _LIKE_A_SECRET.sub("***", shown)[-MAX_ERRORS:]
+        return masked(self._errors.decode("utf-8", "replace"))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == ERRORS:

@@ -7,19 +7,16 @@ request asks the file system whether the path leads to another file, which takes
 from __future__ import annotations
 
 import logging
-import os
-import stat
 from pathlib import Path
 
-from gateway.features.key_sources.text import token_of
 from gateway.ports import Clock
 from gateway.upstream.building import BackendCore
 from gateway.upstream.http1.errors import NoCredentials
 from gateway.upstream.http_client import UpstreamRequest
+from gateway.upstream.key_text import read_key
 from gateway.upstream.shared_token import token_in, with_token
 
 LOG = logging.getLogger("nearhit.upstreams")
-MAX_BYTES = 64 * 1024
 
 Signature = tuple[int, int, int, int]  # device, number, size, time of change in nanoseconds
 NO_FILE: Signature = (0, 0, 0, 0)
@@ -28,21 +25,6 @@ NO_FILE: Signature = (0, 0, 0, 0)
 def file_identity(core: BackendCore, where: str, setting: Path, key_header: str | None) -> FileIdentity:
     """`file_identity` implements `IdentityBuilder` for `api_key_file`."""
     return FileIdentity(setting, key_header, core.clock, where)
-
-
-def read_key(path: Path, wall: float) -> str:
-    """Return the key in a file. Raise `NoCredentials`, which does not name the file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise NoCredentials("it is no regular file")
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise NoCredentials(f"it cannot be read: {error.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise NoCredentials(f"it is larger than {MAX_BYTES} bytes")
-    return token_of(text, wall).value
 
 
 class FileIdentity:
@@ -60,7 +42,7 @@ class FileIdentity:
         self._key: str | None = None
         self._fault = NoCredentials("")  # of the last read, if there is no key
 
-    async def authorized(self, request: UpstreamRequest, until: float) -> UpstreamRequest:
+    async def authorized(self, request: UpstreamRequest, origin: str, until: float) -> UpstreamRequest:
         signature = self._signature_now()
         if signature != self._signature:
             self._read(signature)

@@ -1,11 +1,14 @@
-"""Read an API key from text: the key alone, or a JSON object that also tells when it ends. Pure."""
+"""Read an API key from a text or a file: the key alone, or a JSON object that also tells when it ends."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -13,12 +16,36 @@ import orjson
 from gateway.upstream.http1.errors import NoCredentials
 from gateway.upstream.shared_token import Token
 
+MAX_BYTES = 64 * 1024  # of a file
+MAX_WORDS = 500  # characters of what another program says
 MAX_KEY = 16 * 1024  # characters: tokens of users in hundreds of groups have ten thousand
 # The second spelling is that of gcloud, the third that of the Azure CLI, the last that of Kubernetes.
 KEYS = ("api_key", "access_token", "accessToken", "token")
 ENDS = ("expires_at", "expires_on", "expirationTimestamp")
 EXPECTED = 'expected a key of one line, or {"api_key": "...", "expires_at": "2030-01-31T12:00:00Z"}'
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_LIKE_A_SECRET = re.compile(r"(?<![\w/.-])(?=[\w+=.~-]*\d)[\w+=.~-]{20,}(?![\w/])")
+
+
+def masked(words: str) -> str:
+    """Return the last words of another program in one line, without what looks like a secret."""
+    line = "".join(each if each.isprintable() else "?" for each in " ".join(words.split()))
+    return _LIKE_A_SECRET.sub("***", line)[-MAX_WORDS:]
+
+
+def read_key(path: Path, wall: float) -> str:
+    """Return the key in a file. Raise `NoCredentials`, which does not name the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NoCredentials("it is no regular file")
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise NoCredentials(f"it cannot be read: {error.strerror}") from None
+    if len(text) > MAX_BYTES:
+        raise NoCredentials(f"it is larger than {MAX_BYTES} bytes")
+    return token_of(text, wall).value
 
 
 def token_of(text: bytes, wall: float) -> Token:
@@ -32,7 +59,7 @@ def token_of(text: bytes, wall: float) -> Token:
         raise NoCredentials(f"the text is not UTF-8, {EXPECTED}") from None
     if not content:
         raise NoCredentials(f"the text is empty, {EXPECTED}")
-    return _token_of_object(content, wall) if content.startswith("{") else Token(_checked(content))
+    return _token_of_object(content, wall) if content.startswith("{") else Token(checked_key(content))
 
 
 def _token_of_object(content: str, wall: float) -> Token:
@@ -45,10 +72,11 @@ def _token_of_object(content: str, wall: float) -> Token:
     key = next((value[name] for name in KEYS if value.get(name)), None)
     if not isinstance(key, str):
         raise NoCredentials(f"the JSON object has no key, {EXPECTED}")
-    return Token(_checked(key.strip()), _life_s(value, wall))
+    return Token(checked_key(key.strip()), _life_s(value, wall))
 
 
-def _checked(key: str) -> str:
+def checked_key(key: str) -> str:
+    """Return a key that a header can carry. Raise `NoCredentials` for any other one, without it."""
     if "\n" in key or "\r" in key:
         raise NoCredentials(f"the text has several lines, {EXPECTED}")
     if len(key) > MAX_KEY:

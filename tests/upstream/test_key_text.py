@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gateway.features.key_sources.text import token_of
 from gateway.upstream.http1.errors import NoCredentials
+from gateway.upstream.key_text import token_of
 
 NOW = 1_900_000_000.0  # 2030-03-17T17:46:40Z
 
