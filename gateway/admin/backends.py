@@ -54,7 +54,9 @@ class UpstreamReport(TypedDict):
     limit: float
     """The most calls in flight."""
     queued_elsewhere: int
-    """Calls of other clients that wait at the server, by its metrics; 0 without a `metrics_url`."""
+    """Calls of other clients at the server, by its metrics; 0 without a `metrics_url`."""
+    kv_cache_usage: float | None
+    """The share of the server's KV cache in use, in [0, 1]; null: its metrics do not say."""
     gpu_utilization: float | None
     """The use of the server's busiest GPU, in [0, 1]; null: its metrics do not say."""
     gpu_memory_bytes: float | None
@@ -102,6 +104,7 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
         "queued": occupancy.queued,
         "limit": occupancy.limit,
         "queued_elsewhere": endpoint.server_load.queued_elsewhere,
+        "kv_cache_usage": endpoint.server_load.kv_cache,
         "gpu_utilization": endpoint.server_load.gpu_utilization,
         "gpu_memory_bytes": endpoint.server_load.gpu_memory_bytes,
         "latency_ewma_ms": _ms(endpoint.slowest_s()),

@@ -69,6 +69,9 @@ class HttpUpstream(Keyed):
     """The base URL."""
     weight: Weight = 1.0
     """The share of the calls, relative to the weights of the other upstreams."""
+    metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8000/metrics"])
+    """The URL of the server's metrics, for vLLM, SGLang, TGI, TensorRT-LLM and Triton. Predictions and the choice of an
+    upstream then count the calls of other gateways there. It is read each second, without credentials."""
     api_key_env: EnvironmentName | None = None
     """The variable with the key of this upstream. Without any key of its own, that of the backend applies."""
     api_key_file: File | None = None
@@ -178,6 +181,8 @@ def url_problems(settings: Mapping[str, Any], example: str) -> Iterator[Problem]
         yield Problem(
             "hedge", "needs a second upstream and there is one, expected two or more in 'upstreams', or hedge: off"
         )
+    if "metrics_url" in settings and "upstreams" in settings:
+        yield Problem("metrics_url", "is that of one server, expected a 'metrics_url' in each of the 'upstreams'")
     if "url" in settings and "upstreams" in settings:
         yield Problem("upstreams", "cannot stand next to 'url', expected only one of the two")
     elif "url" not in settings and "upstreams" not in settings:
@@ -385,6 +390,9 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     or `grpcs://HOST:PORT`."""
     upstreams: HttpUpstreams | None = None
     """Instead of `url`: addresses of the same models, each a URL or `{url: ..., weight: 2, api_key_env: ...}`."""
+    metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8000/metrics"])
+    """The URL of the metrics of the server at `url`, for vLLM, SGLang, TGI, TensorRT-LLM and Triton. Predictions then
+    count the calls of other gateways there. It is read each second, without credentials."""
     model: Text | None = None
     models: ModelMap = Field(default_factory=dict)
     api_key_env: EnvironmentName | None = None
@@ -436,7 +444,7 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     @property
     def addresses(self) -> tuple[HttpUpstream, ...]:
         """The upstreams, at least one."""
-        return self.upstreams or (HttpUpstream(url=self.url or ""),)
+        return self.upstreams or (HttpUpstream(url=self.url or "", metrics_url=self.metrics_url),)
 
     def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:
         yield ("api_key_env",), self.api_key_env

@@ -24,7 +24,7 @@ from gateway.upstream.header_filter import UPSTREAM_REQUEST_ID
 from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
-from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, pick, sticky_key
+from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, kv_factor, pick, sticky_key
 from gateway.upstream.outlier_detection import RETURN_SUSPICION, is_outlier, may_eject
 from gateway.upstream.refusals import REFUSED_S, TOO_MANY, Refusal, Refused, names_caller, refused
 from gateway.upstream.retry import (
@@ -386,7 +386,9 @@ class UpstreamPool:
         """Choose one of `endpoints`. With `remember`, later prompts with the same prefix prefer it."""
         call, prefixes = request.call, self._prefixes
         if call is not None and prefixes is not None:
-            candidates = [LoadCandidate(each.upstream.address, each.load, each.upstream.weight) for each in endpoints]
+            candidates = [
+                LoadCandidate(each.upstream.address, each.calls_ahead, each.upstream.weight) for each in endpoints
+            ]
             warm = prefixes.pick(
                 call, request.client.tenant, candidates, request.constraints.preferred_upstream, remember=remember
             )
@@ -402,7 +404,12 @@ class UpstreamPool:
         best = min((p.seconds for p in paces if p is not None and p.seconds is not None), default=UNKNOWN_S)
         expected = [best if pace is None else pace.expected(best, now) for pace in paces]
         candidates = [
-            LoadCandidate(endpoint.upstream.address, endpoint.load, endpoint.upstream.weight, seconds)
+            LoadCandidate(
+                endpoint.upstream.address,
+                endpoint.calls_ahead,
+                endpoint.upstream.weight,
+                seconds * kv_factor(endpoint.server_load.kv_cache),
+            )
             for endpoint, seconds in zip(endpoints, expected, strict=True)
         ]
         key = sticky_key(request.call, request.client.tenant, self._rules.sticky) if request.call is not None else None

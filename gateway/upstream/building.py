@@ -15,7 +15,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.upstream.http_client import Identity
 from gateway.upstream.retry import Resends
-from gateway.upstream.upstream import UpstreamConfig
+from gateway.upstream.upstream import UpstreamConfig, UpstreamTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,14 @@ def batching(backend: Backend, section: RemoteBackendSection, clock: Clock, *, s
         return backend
     batched: Backend = import_module("gateway.upstream.batching").Batching(backend, section.batch, clock, shared=shared)
     return batched
+
+
+def metrics_tasks(url: str | None, models: ModelNames) -> list[UpstreamTask]:
+    """Return the task that reads the metrics of an upstream's server; none without their URL."""
+    if url is None:
+        return []
+    reader = import_module("gateway.upstream.server_metrics").MetricsReader  # few backends have such a URL
+    return [lambda endpoint: reader(endpoint, url, models.upstream_names).run()]
 
 
 def model_names(section: RemoteBackendSection) -> ModelNames:

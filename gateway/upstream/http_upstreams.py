@@ -13,7 +13,7 @@ from gateway.config.backends import HttpUpstream, OpenAIBackendConfig
 from gateway.config.environment import read_secret
 from gateway.dialects.known import DIALECTS
 from gateway.upstream.aiohttp_session import AiohttpSession
-from gateway.upstream.building import BackendCore, IdentityBuilder, batching, model_names
+from gateway.upstream.building import BackendCore, IdentityBuilder, batching, metrics_tasks, model_names
 from gateway.upstream.http_backend import Account, HttpBackend
 from gateway.upstream.http_client import AZURE_KEY, AiohttpClient, Http1Client, HttpClient, MayResend, always
 from gateway.upstream.retry import Resends
@@ -71,14 +71,15 @@ class HttpUpstreams:
             server=config.server,
             clock=clock,
         )
-        own_account = account.is_own or not account.forwards
+        own_account, models = account.is_own or not account.forwards, model_names(section)
         return UpstreamConfig(
             batching(backend, section, clock, shared=own_account),
             address.url,
             address.weight,
             provider=section.adapter,
-            models=model_names(section),
+            models=models,
             own_account=own_account,
+            tasks=metrics_tasks(address.metrics_url, models),
         )
 
 

@@ -71,6 +71,21 @@ BOUNDED_LOAD_FACTOR = 1.25
 PREFERRED_LOAD_FACTOR = 2  # times the least load: a cached prefix saves more than the wait behind one more call
 
 
+# The share of a KV cache in use from which an upstream is taken less: the default of the saturation detector of the
+# Gateway API Inference Extension. A server whose cache is full interrupts calls and computes their prompts again.
+KV_BUSY = 0.8
+
+KV_FULL_FACTOR = 4.0  # times the expected seconds, for a full KV cache
+
+
+def kv_factor(usage: float | None) -> float:
+    """Return the factor of an upstream's expected seconds by the share of its KV cache in use: 1 up to `KV_BUSY`, then
+    linearly up to `KV_FULL_FACTOR`. Without a known share it is 1."""
+    if usage is None or usage <= KV_BUSY:
+        return 1.0
+    return 1.0 + (KV_FULL_FACTOR - 1.0) * (min(usage, 1.0) - KV_BUSY) / (1.0 - KV_BUSY)
+
+
 class PeakEwma:
     """`PeakEwma` tracks the seconds that an upstream takes (after Finagle's `PeakEwma`).
 
@@ -126,7 +141,7 @@ class LoadCandidate:
     """An upstream that may be called."""
 
     name: str  # identifies it, also after a restart
-    load: int  # unfinished calls
+    load: int  # unfinished calls, those of others at the server included, if its metrics tell
     weight: float  # above 0: its share of the calls relative to the others
     expected_s: float = UNKNOWN_S
 

@@ -74,9 +74,10 @@ class ServerLoad:
     """`ServerLoad` holds facts from a server's metrics that the gateway cannot know itself, and None for each that
     it does not report."""
 
-    queued_elsewhere: int = 0  # calls of other clients that wait at the server
+    queued_elsewhere: int = 0  # calls of other clients at the server: those that wait, and those of its batch
     gpu_utilization: float | None = None  # of its busiest GPU, in [0, 1]
     gpu_memory_bytes: float | None = None  # used, of all its GPUs together
+    kv_cache: float | None = None  # share in use, in [0, 1]
 
 
 UpstreamTask = Callable[["Upstream"], Coroutine[Any, Any, None]]
@@ -174,7 +175,7 @@ class Upstream:
 
     @property
     def calls_ahead(self) -> int:
-        """The unfinished calls of this gateway, and those of others that wait at the server."""
+        """The unfinished calls of this gateway, and those of others at the server."""
         return self.load + self.server_load.queued_elsewhere
 
     def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:

@@ -48,8 +48,6 @@ class GrpcUpstream(Section):
     """The address, as `grpc://HOST:PORT` or `grpcs://HOST:PORT`."""
     weight: Weight = 1.0
     metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8002/metrics"])
-    """For `triton`: the URL of the server's metrics. Predictions then count the calls of other gateways that wait
-    there."""
 
 
 def _grpc_upstream(value: object) -> GrpcUpstream:
@@ -73,8 +71,6 @@ class TritonBackendConfig(RemoteBackendSection):
     url: GrpcUrl | None = None
     upstreams: GrpcUpstreams | None = None
     metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8002/metrics"])
-    """For `triton`: the URL of the metrics of the server at `url`. Predictions then count the calls of other gateways
-    that wait there."""
     model: Text = Field(examples=["large"])
     models: ModelMap = Field(default_factory=dict)
     embedding_model: Text | None = None
@@ -95,8 +91,6 @@ class TritonBackendConfig(RemoteBackendSection):
     @classmethod
     def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         yield from url_problems(settings, "grpc://127.0.0.1:8001")
-        if "metrics_url" in settings and "upstreams" in settings:
-            yield Problem("metrics_url", "is that of one server, expected a 'metrics_url' in each of the 'upstreams'")
 
     @property
     def addresses(self) -> tuple[GrpcUpstream, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gateway.features.triton.backend import TritonBackend
 from gateway.features.triton.model_health import Locks, ModelCare
-from gateway.features.triton.server_metrics import MetricsReader
 from gateway.features.triton.settings import GrpcUpstream, TritonBackendConfig
-from gateway.upstream.building import BackendCore, batching, model_names
+from gateway.upstream.building import BackendCore, batching, metrics_tasks, model_names
 from gateway.upstream.retry import Resends
 from gateway.upstream.upstream import UpstreamConfig, UpstreamTask
 
@@ -30,9 +29,7 @@ class TritonUpstreams:
                 endpoint, backend.hosted, self._clock, self._telemetry, reload=section.reload, locks=self._locks
             ).run()
         ]
-        url = address.metrics_url
-        if url is not None:
-            tasks.append(lambda endpoint: MetricsReader(endpoint, url, models.upstream_names).run())
+        tasks += metrics_tasks(address.metrics_url, models)
         return UpstreamConfig(
             batching(backend, section, self._clock, shared=True),  # Triton gets no credentials
             address.url,
