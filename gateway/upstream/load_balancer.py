@@ -79,8 +79,10 @@ KV_FULL_FACTOR = 4.0  # times the expected seconds, for a full KV cache
 
 
 def kv_factor(usage: float | None) -> float:
-    """Return the factor of an upstream's expected seconds by the share of its KV cache in use: 1 up to `KV_BUSY`, then
-    linearly up to `KV_FULL_FACTOR`. Without a known share it is 1."""
+    """Return the factor of an upstream's expected seconds by the share of its KV cache in use.
+
+    It is 1 up to `KV_BUSY`, and without a known share. From there it grows linearly to `KV_FULL_FACTOR`.
+    """
     if usage is None or usage <= KV_BUSY:
         return 1.0
     return 1.0 + (KV_FULL_FACTOR - 1.0) * (min(usage, 1.0) - KV_BUSY) / (1.0 - KV_BUSY)

@@ -1,8 +1,8 @@
 """Read what a model server reports of its queue, its KV cache and its GPUs.
 
 The gateway knows its own calls. Calls of other gateways wait in the same queue on the server, and only its metrics show
-them. Predictions and the choice of an upstream count them. The names of the metrics are those that the endpoint picker
-of the Gateway API Inference Extension reads (its proposal 003, Model Server Protocol), and Triton's and TGI's own.
+them. Predictions and the choice of an upstream count them. Most names of metrics are those of the Gateway API Inference
+Extension (its proposal 003, Model Server Protocol). Those of Triton and TGI are in their own references.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ _GAUGES: Mapping[str, _Fact | Mapping[str, _Fact]] = {
     "sglang:num_queue_reqs": _Fact.WAITING,
     "sglang:num_running_reqs": _Fact.RUNNING,
     "sglang:token_usage": _Fact.KV_CACHE,
+    "sglang_num_queue_reqs": _Fact.WAITING,
+    "sglang_num_running_reqs": _Fact.RUNNING,
+    "sglang_token_usage": _Fact.KV_CACHE,
     "tgi_queue_size": _Fact.WAITING,
     "tgi_batch_current_size": _Fact.RUNNING,
     "trtllm_num_requests_waiting": _Fact.WAITING,

@@ -84,6 +84,7 @@ ASKED = CallFeatures(route="default")
         (VLLM, ["any"], ServerMetrics(2, 8, 0.93)),
         (OLD_VLLM, [], ServerMetrics(4, 1, 0.25)),
         (SGLANG, [], ServerMetrics(1, 7, 0.4)),
+        (SGLANG.replace("sglang:", "sglang_"), [], ServerMetrics(1, 7, 0.4)),
         (TGI, [], ServerMetrics(3, 8)),
         (TENSORRT, ["ensemble"], ServerMetrics(1, 2, 0.1)),
         (NONSENSE, [], ServerMetrics()),
