@@ -14,7 +14,7 @@ from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, OpenPart
 from gateway.long_questions import MAX_WHOLE, split_question
 from gateway.messages import Event
 from gateway.outcomes import Admission, Bypass
-from gateway.prices import Tokens
+from gateway.prices import Tokens, Unit
 from gateway.text_forms import fold_forms
 
 EMBEDDINGS = "embeddings"  # the operation of calls for vectors, in all dialects
@@ -79,6 +79,9 @@ class Call:
     max_tokens: int | None
     user: str | None  # the end user that the body names
     embeds: bool = False  # its answer is vectors, one for each input
+    # Its backends get it as it came. It is routed, metered and repeated like a request that no dialect reads: the
+    # caches alone read it.
+    passes: bool = False
     questions: tuple[str, ...] = ()  # if it embeds: the texts
     uncached: Bypass | None = None  # why its answer is neither stored nor looked up
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
@@ -154,6 +157,7 @@ class Inspection:
     cached_tokens: int = 0  # input tokens that the backend read from its prompt cache
     written_tokens: int = 0  # input tokens that the backend wrote to its prompt cache
     reasoning_tokens: int = 0  # output tokens that are no part of the answer
+    billed: tuple[Unit, float] | None = None  # the amount of another unit that providers bill
     hints: CacheHints = CacheHints()
 
     @property

@@ -15,6 +15,7 @@ class Unit(StrEnum):
     MINUTE = "per_minute"  # of sound, or of an open WebSocket
     SECOND = "per_second"  # of video
     CHARACTERS = "per_million_characters"  # of a text that is spoken
+    SEARCH = "per_search"  # a query with up to 100 documents to sort
 
 
 class Tokens(NamedTuple):
@@ -79,6 +80,11 @@ class Price:
         """Return the dollars of one unit, a character or a second among them, or None if it has no price."""
         scale = 1e-6 if unit is Unit.CHARACTERS else 1 / 60 if unit is Unit.MINUTE else 1.0
         return next((scale * dollars for priced, dollars in self.per_unit if priced is unit), None)
+
+    def of_answer(self, path: str, tokens: Tokens, unit: Unit | None = None, amount: float = 0.0) -> float:
+        """Return the dollars of an answer: of its call, and of its units if they have a price, else of its tokens."""
+        dollars, per_unit = self.of_call(path) or 0.0, self.of_unit(unit)
+        return dollars + (self.of(*tokens) if per_unit is None else per_unit * amount)
 
     def of(
         self,

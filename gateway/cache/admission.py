@@ -29,7 +29,7 @@ def refuse_request(rules: AdmitRule, temperature: float | None, roles: Iterable[
 def roles_of(call: Call) -> Iterator[object]:
     """Yield the role of each turn, in any field that a protocol keeps turns in."""
     body = call.body
-    if call.embeds:
+    if call.embeds or call.passes:
         return
     if any(body.get(key) for key in ("system", "instructions")):
         yield "system"

@@ -269,6 +269,8 @@ class PriceConfig(Section):
     """US dollars for a second of video that is generated."""
     per_million_characters: _Dollars | None = None
     """US dollars for a million characters that are spoken."""
+    per_search: _Dollars | None = None
+    """US dollars for a search unit of a reranker: a query with up to 100 documents."""
 
     @property
     def compiled(self) -> Price:

@@ -27,14 +27,16 @@ MESSAGES = VERSIONED + "/messages"  # Anthropic's
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """A dialect before it is imported. `path` matches the whole path of its POST requests. Without one it is always
-    imported, and has the path itself. Backends of the `adapters` answer its calls, besides those of its own name.
-    The other fields are those of `Dialect`."""
+    imported, and has the path itself. Backends of the `adapters` answer its calls, besides those of its own name. If it
+    `passes`, its calls do (see `Call`), and it claims no request: what it cannot read passes through, too. The other
+    fields are those of `Dialect`."""
 
     place: str  # module:attribute
     path: re.Pattern[str] | None = None
     adapters: frozenset[str] = frozenset()
     client_header: str | None = None
     token_count_path: str | None = None
+    passes: bool = False
 
 
 AZURE_NAME = r"[^/]+(?:/(?!extensions/)[^/]+)??"  # of a deployment; that of a model at other servers may have a slash
@@ -63,6 +65,10 @@ DECLARED: Mapping[str, Declaration] = {
     ),
     "azure": Declaration("gateway.features.azure.dialect:Azure", AZURE_PATH),
     "mcp": Declaration("gateway.features.mcp.dialect:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
+    "rerank": Declaration("gateway.features.exact_calls.rerank:Rerank", re.compile(r"(?:/v[12])?/rerank"), passes=True),
+    "moderation": Declaration(
+        "gateway.features.exact_calls.moderation:Moderation", re.compile(r"/v1/moderations"), passes=True
+    ),
 }
 DEFAULT = "openai"  # the protocol of the gateway's own errors where no other is known
 
@@ -133,11 +139,20 @@ class Dialects(Mapping[str, Dialect]):
         """Return the name of the dialect of a request, or None if no dialect claims it."""
         for name in self:
             declared = self._declared.get(name)
-            if declared is None or declared.path is None:
+            if declared is not None and declared.passes:
+                claims = False
+            elif declared is None or declared.path is None:
                 claims = self[name].claims(method, path)
             else:
                 claims = method == "POST" and declared.path.fullmatch(path) is not None
             if claims:
+                return name
+        return None
+
+    def reader(self, path: str) -> str | None:
+        """Return the name of the dialect that may read the POST requests of a path which pass through, or None."""
+        for name, declared in self._declared.items():
+            if declared.passes and declared.path is not None and declared.path.fullmatch(path):
                 return name
         return None
 
@@ -189,6 +204,24 @@ def imported_dialect(method: str, path: str) -> Dialect | None:
     """Return the dialect of a request, or None if it has none, or nobody has imported that yet. Clear the cache after
     an import, in the thread of the callers: another thread could do so before an answer of theirs is in it."""
     return DIALECTS.imported(claimant_of(method, path))
+
+
+@lru_cache(maxsize=MAX_PATHS)
+def reader_of(method: str, path: str) -> str | None:
+    """Return the name of the dialect that may read a request for the caches, although it passes through, or None."""
+    return DIALECTS.reader(path) if method == "POST" else None
+
+
+def find_reader(method: str, path: str) -> Dialect | None:
+    """Return the dialect of `reader_of`, or None. Import it if nobody has."""
+    name = reader_of(method, path)
+    return None if name is None else DIALECTS[name]
+
+
+def import_dialects(method: str, path: str) -> None:
+    """Import the dialects that claim a request or may read it."""
+    if find_dialect(method, path) is None:
+        find_reader(method, path)
 
 
 def suggest_path(method: str, path: str) -> str | None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
+from typing import Any
 
 from gateway.calls import Call
 from gateway.prices import Unit
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
+
+DOCUMENTS_OF_A_SEARCH = 100  # of one search unit (https://cohere.com/pricing)
 
 # Before the name of an operation: Azure's prefixes, and the version.
 _VERSION = r"(?:/openai(?:/deployments/[A-Za-z0-9_.-]+)?)?(?:/v\d+(?:beta)?)?"
@@ -59,7 +64,8 @@ _KNOWN = tuple(
         (r"/audio/speech", Operation("speech", unit=Unit.CHARACTERS)),
         (r"/audio/(?:transcriptions|translations)", Operation("transcription", reports=True, unit=Unit.MINUTE)),
         (rf"/videos(?:/{_ID}/remix)?", Operation("video", unit=Unit.SECOND)),
-        (r"/(?:rerank|score|pooling|classify)", Operation("rerank", reports=True, reads_text=True)),
+        (r"/rerank", Operation("rerank", reports=True, reads_text=True, unit=Unit.SEARCH)),
+        (r"/(?:score|pooling|classify)", Operation("rerank", reports=True, reads_text=True)),
         (r"/moderations", Operation("moderation", reads_text=True)),
         (r"/embed(?:dings?)?", Operation("embeddings", reports=True, reads_text=True)),
         (r"/responses/compact", Operation("compaction", reports=True, reads_text=True, writes_text=True)),
@@ -74,13 +80,19 @@ _KNOWN = tuple(
 
 def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -> Operation:
     """Return the operation of a request, which opens a WebSocket if it `upgrades`."""
-    if call is not None:
+    if call is not None and not call.passes:
         return _operation_of_call(call)
     if upgrades:
         return REPORTING_SOCKET if _REPORTING_SOCKETS.fullmatch(path) else OTHER_SOCKET
     if method in SAFE_METHODS or (method == "POST" and _FREE.fullmatch(path)):
         return FREE
     return next((operation for known, operation in _KNOWN if known.fullmatch(path)), OTHER)
+
+
+def search_units(fields: Mapping[str, Any]) -> float:
+    """Return the search units of a call that sorts documents: one for each 100 of them, at least one."""
+    documents = fields.get("texts", fields.get("documents"))
+    return float(max(1, ceil(len(documents) / DOCUMENTS_OF_A_SEARCH))) if isinstance(documents, list) else 1.0
 
 
 def _operation_of_call(call: Call) -> Operation:

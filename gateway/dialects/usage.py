@@ -15,7 +15,7 @@ from gateway.dialects.openai.answers import cached_tokens, reasoning_tokens, usa
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
 from gateway.messages import media_type
-from gateway.prices import Tokens
+from gateway.prices import Tokens, Unit
 
 MAX_JSON_BYTES = 1024 * 1024  # of an answer that is parsed whole; of a longer one, both ends are searched
 END_BYTES = 64 * 1024
@@ -38,6 +38,13 @@ class AnswerUsage:
     tokens: Tokens | None = None
     images: int | None = None
     seconds: float | None = None  # of sound or video
+    searches: float | None = None  # search units of a reranker
+
+    def amount_of(self, unit: Unit | None) -> float | None:
+        """Return the amount of a unit, or None if the answer does not tell it."""
+        if unit is Unit.IMAGE:
+            return self.images
+        return self.searches if unit is Unit.SEARCH else self.seconds if unit is not Unit.CHARACTERS else None
 
     def merged(self, later: AnswerUsage) -> AnswerUsage:
         """Return this usage with all that a later part of the answer says. Counts of later parts are totals."""
@@ -45,6 +52,7 @@ class AnswerUsage:
             later.tokens or self.tokens,
             self.images if later.images is None else (self.images or 0) + later.images,
             self.seconds if later.seconds is None else later.seconds,
+            self.searches if later.searches is None else later.searches,
         )
 
 
@@ -56,7 +64,7 @@ def usage_in(value: object) -> AnswerUsage:
     if not isinstance(value, Mapping):
         return NOTHING
     try:
-        return AnswerUsage(_tokens_in(value), _images_in(value), _seconds_in(value))
+        return AnswerUsage(_tokens_in(value), _images_in(value), _seconds_in(value), _searches_in(value))
     except (TypeError, ValueError):
         return NOTHING
 
@@ -113,6 +121,13 @@ def _images_in(value: Mapping[str, Any]) -> int | None:
         return None
     pictures = sum(isinstance(item, Mapping) and ("b64_json" in item or "url" in item) for item in data)
     return pictures or None
+
+
+def _searches_in(value: Mapping[str, Any]) -> float | None:
+    meta = value.get("meta")  # Cohere
+    units = meta.get("billed_units") if isinstance(meta, Mapping) else None
+    searches = units.get("search_units") if isinstance(units, Mapping) else None
+    return float(searches) if isinstance(searches, int | float) and 0 < searches < 10**6 else None
 
 
 def _seconds_in(value: Mapping[str, Any]) -> float | None:

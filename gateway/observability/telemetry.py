@@ -72,6 +72,7 @@ class Telemetry(
         if tokens:
             sums = self.tokens_saved.values
             sums[route] = sums.get(route, 0.0) + tokens
+        if tokens or dollars:  # some answers cost by the call, or by a unit
             sums = self.cost_saved.values
             sums[route] = sums.get(route, 0.0) + dollars
         if upstream_s:

@@ -97,7 +97,7 @@ class BackendChoice:
     async def choose(self, request: RequestContext) -> Decision:
         """Ask the route's classifier, if it has one and the complexity matters, and decide."""
         call = request.call
-        if self._classifier is not None and call is not None and not call.embeds:
+        if self._classifier is not None and call is not None and not (call.embeds or call.passes):
             text = None if request.constraints.light_only else self._text_to_classify(request, call)
             if text:
                 await self._classifier.classify(request, call, text)
@@ -112,7 +112,7 @@ class BackendChoice:
             and (call is None or self.conversations is None)
         ):
             return only(self.single_backend)
-        if call is None:
+        if call is None or call.passes:
             return select(target, self._pools, _passthrough_signals(request), self._route.slo.late)
         if call.embeds:
             return select(target, self._pools, Signals(EMBEDDINGS), self._route.slo.late)
@@ -127,7 +127,7 @@ class BackendChoice:
     def decide_unscored(self, request: RequestContext) -> Decision:
         """Choose after `choose` has failed: without complexity, prediction, conversation or split."""
         call = request.call
-        signals = _passthrough_signals(request) if call is None else Signals(call.operation)
+        signals = Signals(call.operation) if call is not None and not call.passes else _passthrough_signals(request)
         return select_unscored(
             self._route.target, self._pools, replace(signals, light_only=request.constraints.light_only)
         )
@@ -170,7 +170,7 @@ class BackendChoice:
     def outlook(self, request: RequestContext) -> LatencyForecast | None:
         """Return the current forecast of every backend; None where latencies are not predicted."""
         call = request.call
-        if call is None or call.embeds:
+        if call is None or call.embeds or call.passes:
             return None
         names = self._resolve(request, call).backends
         predictions = {name: self._predict(request, name) for name in names}

@@ -61,7 +61,7 @@ class TunedPool:
         return self._pool.predict(features._replace(route=route, max_tokens=max_tokens), now, confidence)
 
     async def call(self, request: RequestContext) -> Response:
-        if request.call is None:
+        if request.call is None or request.call.passes:
             return await self._pool.call(request)
         tuned = request.with_call(tuned_call(request.call, self._parameters, self._pool.speaks))
         return await self._pool.call(tuned)

@@ -15,7 +15,7 @@ from gateway.config.schema import MAX_BODY, MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.dialects.json_body import check_keys
-from gateway.dialects.known import claimant_of, find_dialect, imported_dialect
+from gateway.dialects.known import DIALECTS, claimant_of, import_dialects, imported_dialect, reader_of
 from gateway.dialects.named_models import ModelReader, content_type_of, model_in_body, uses_only_named
 from gateway.errors import GatewayError, PayloadTooLarge
 from gateway.messages import Response
@@ -30,6 +30,7 @@ from gateway.steps.request_reading import (
     find_route,
     read_body,
     read_models,
+    read_passing,
     subjects_of_call,
 )
 from gateway.subjects import SubjectsOf
@@ -60,6 +61,11 @@ class RouteTable:
     def matches_models(self) -> bool:
         """Whether a route is for some models only."""
         return any(route.match.model is not None for route in self.policy.routes)
+
+    @cached_property
+    def caches(self) -> bool:
+        """Whether a route has a cache."""
+        return any(route.caches for route in self.policy.routes)
 
     @cached_property
     def traced_matches(self) -> tuple[str, ...]:
@@ -111,28 +117,49 @@ class ParseAndRoute:
         return self._route(request, table, call, (call.model,))
 
     def _pass(self, request: RequestContext, table: RouteTable) -> Response | Awaitable[Response]:
-        """Route a request that no dialect claims. Its models are read only if they decide anything."""
-        if claimant_of(request.method, request.path) is not None:
+        """Route a request that no dialect claims. It is read only if its models decide anything, or if a cache may have
+        its answer."""
+        reader = reader_of(request.method, request.path) if table.caches else None
+        is_imported = reader is None or DIALECTS.imported(reader) is not None
+        if not is_imported or claimant_of(request.method, request.path) is not None:
             request.require_capacity()
             return self._parse_first(request)
-        if not table.matches_models and (request.client.permit is None or not request.client.permit.models):
+        permit, reads = request.client.permit, reader is not None
+        needs_models = table.matches_models or (permit is not None and bool(permit.models))
+        if not needs_models and not reads:
             return self._route(request, table, None, ())
         body = request.body_source.buffered_body
         if body is None or takes_long(body):
             request.require_capacity()
-            return self._pass_later(request, table)
-        body = request.body_source.read_nowait() or b""
-        return self._route(request, table, *read_body(request, body, self._max_keys))
+            return self._pass_later(request, table, reads=reads, needs_models=needs_models)
+        if needs_models:
+            body = request.body_source.read_nowait() or b""
+            return self._route(request, table, *read_body(request, body, self._max_keys, reads=reads))
+        decoded = _decoded(request)
+        call = None if decoded is None else read_passing(request, decoded)
+        return self._route(request, table, call, _models_of(call))
 
     async def _parse_first(self, request: RequestContext) -> Response:
         """Answer the first request for a dialect. Its import takes some 40 ms, so it runs in another thread."""
-        await asyncio.to_thread(find_dialect, request.method, request.path)
+        await asyncio.to_thread(import_dialects, request.method, request.path)
         imported_dialect.cache_clear()
         return await resolve_response(self(request))
 
-    async def _pass_later(self, request: RequestContext, table: RouteTable) -> Response:
-        models = read_models(request, await read_model(request, self._max_body, self._max_keys))
-        return await resolve_response(self._route(request, table, None, models))
+    async def _pass_later(
+        self, request: RequestContext, table: RouteTable, *, reads: bool, needs_models: bool
+    ) -> Response:
+        """A body that the caches read has to arrive whole. One that is longer than that passes through."""
+        call, models, source = None, None, request.body_source
+        if reads:
+            await source.buffer(whole=True)
+        if needs_models:
+            models = read_models(request, await read_model(request, self._max_body, self._max_keys))
+        if reads and (body := _decoded(request)) is not None:
+            if takes_long(body):
+                call = await asyncio.to_thread(read_passing, request, body, parse_wholly)
+            else:
+                call = read_passing(request, body)
+        return await resolve_response(self._route(request, table, call, _models_of(call) if models is None else models))
 
     async def _parse_later(
         self, request: RequestContext, table: RouteTable, dialect: Dialect, body: bytes | None
@@ -195,6 +222,21 @@ async def read_model(request: RequestContext, max_body: int, max_keys: int) -> s
     if takes_long(body):
         return await asyncio.to_thread(model_in_body, body, content_type, max_keys)
     return model_in_body(body, content_type, max_keys)
+
+
+def _decoded(request: RequestContext) -> bytes | None:
+    """Return a body that has arrived whole, or None if it has not, or cannot be decoded."""
+    source = request.body_source
+    if source.buffered_body is None:
+        return None
+    try:
+        return source.read_nowait()
+    except GatewayError:  # the backend judges it
+        return None
+
+
+def _models_of(call: Call | None) -> Models:
+    return () if call is None or not call.model else (call.model,)
 
 
 def _model_too_late(max_body: int) -> PayloadTooLarge:

@@ -15,19 +15,20 @@ those of `gateway.dialects.targets`. So nothing matches on what somebody else re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
 from multidict import CIMultiDict
 
-from gateway.calls import Call
+from gateway.calls import Call, Dialect
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import MAX_BODY_KEYS
 from gateway.context import RequestContext
 from gateway.credentials import NONE_SHOWN, CredentialRules
-from gateway.dialects.known import MODELS, find_dialect
+from gateway.dialects.known import MODELS, find_dialect, find_reader
 from gateway.dialects.named_models import content_type_of, model_in_body, models_named
 from gateway.dialects.targets import target_of
+from gateway.errors import GatewayError
 from gateway.ports import Clock
 from gateway.principal import Principal
 from gateway.request_fields import Client
@@ -43,20 +44,46 @@ Models = tuple[str, ...]
 """The models that a request names, the one that decides its route first."""
 
 
+Parse = Callable[[Dialect, str, bytes, Mapping[str, str]], Call]
+
+
+def parse_call(dialect: Dialect, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+    """Return the call of a body. Raise `GatewayError`."""
+    return dialect.parse(path, body, headers)
+
+
 def read_models(request: RequestContext, in_body: str | None) -> Models:
     """Return the models of a request without a dialect. `in_body` is the model that its body names. Raise
     `BadRequest`."""
     return models_named(request.method, request.path, request.query, in_body)
 
 
-def read_body(request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEYS) -> tuple[Call | None, Models]:
-    """Read a whole body, decoded. Return its call, None if no dialect claims the request, and its models. Raise
-    `BadRequest`, and `PayloadTooLarge` beyond `max_keys`."""
+def read_body(
+    request: RequestContext, body: bytes, max_keys: int = MAX_BODY_KEYS, *, reads: bool = True
+) -> tuple[Call | None, Models]:
+    """Read a whole body, decoded. Return its call, None if no dialect reads the request, and its models. Raise
+    `BadRequest`, and `PayloadTooLarge` beyond `max_keys`. Unless it `reads`, a request that passes through has no call.
+    """
     if request.dialect is not None:
         call = request.dialect.parse(request.path, body, request.headers)
         return call, (call.model,)
     in_body = model_in_body(body, content_type_of(request.headers), max_keys) if body else None
-    return None, read_models(request, in_body)
+    models = read_models(request, in_body)
+    return read_passing(request, body) if reads else None, models
+
+
+def read_passing(request: RequestContext, body: bytes, parse: Parse = parse_call) -> Call | None:
+    """Return the call of a request that passes through, for the caches, or None if it is none that they can read for
+    certain. Then its backend judges it. `body` is whole and decoded."""
+    dialect = find_reader(request.method, request.path)
+    if dialect is None:
+        return None
+    try:
+        call = parse(dialect, request.path, body, request.headers)
+    except GatewayError:
+        return None
+    request.dialect, request.body = dialect, body
+    return call
 
 
 def find_route(request: RequestContext, call: Call | None, models: Models, policy: Policy) -> Route:

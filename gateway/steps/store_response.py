@@ -402,7 +402,7 @@ class StoreResponse:
     def _cost(self, request: RequestContext, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""
         price = self._prices.get(origin.backend or "", UNPRICED).price(request.model)
-        dollars = price.of(*inspection.tokens) + (price.of_call(request.path) or 0.0)
+        dollars = price.of_answer(request.path, inspection.tokens, *(inspection.billed or ()))
         for usage in origin.other_usage:
             dollars += self._prices.get(usage.backend, UNPRICED).price(request.model).of(*usage.tokens)
         return dollars

@@ -340,7 +340,8 @@ class HttpBackend(LimitedBackend):
         self, request: RequestContext, sent: UpstreamRequest, permit: ConcurrencyPermit
     ) -> tuple[float, float]:
         """Return the event-loop times by which the response must begin and end. `permit` was acquired just now."""
-        uploads, now = request.call is None and sent.body != b"", asyncio.get_running_loop().time()
+        call, now = request.call, asyncio.get_running_loop().time()
+        uploads = (call is None or call.passes) and sent.body != b""
         end = now + request.calls.due - permit.acquired_at
         return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), end), end
 
@@ -478,7 +479,7 @@ class HttpBackend(LimitedBackend):
                 sent.body,
                 repeatable=not call.stateful,
             )
-        sent, repeatable = self._outgoing(request, call), not call.stateful
+        sent, repeatable = self._outgoing(request, call), not (call.stateful or call.passes)
         if sent.headers or sent.path != request.path:
             headers = _override_headers(self._headers(request), sent.headers)
             target = self._target(sent.path, request.query)
@@ -517,7 +518,8 @@ class HttpBackend(LimitedBackend):
         return asyncio.get_running_loop().time() + limit_s
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
-        model, is_kept = self._models.upstream_name(call.model), bool(request.keys.fingerprint) or request.reads_answer
+        model = None if call.passes else self._models.upstream_name(call.model)
+        is_kept = bool(request.keys.fingerprint) or request.reads_answer
         if not self._unsigned_thinking:
             call = self._own_dialect.fitted(call, request.headers)
         sent = call.dialect.outgoing(request.path, call, model=model, kept=is_kept)

@@ -39,7 +39,7 @@ def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
     the system prompt and the messages up to the first user message: every later request repeats them. There is no key
     with `prefix` (see `warm_upstreams`).
     """
-    if sticky in ("off", "prefix") or call.embeds:
+    if sticky in ("off", "prefix") or call.embeds or call.passes:
         return None
     parts: list[Any] = [tenant, call.user]
     if sticky == "conversation":

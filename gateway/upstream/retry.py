@@ -172,7 +172,7 @@ def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool 
     """
     if not sent:
         return True
-    if request.call is not None:
+    if request.call is not None and not request.call.passes:
         return not request.call.stateful
     if request.opens_websocket:
         return False  # a refusal is the answer, and an open WebSocket is a session

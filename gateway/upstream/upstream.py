@@ -48,7 +48,7 @@ PENDING_PREDICTION = Prediction(math.inf, math.inf, math.inf)
 
 def call_features(call: Call | None, route: str) -> CallFeatures | None:
     """Return what is known of a call before it is sent; None if its latency says nothing about other calls."""
-    if call is None or call.embeds:
+    if call is None or call.embeds or call.passes:
         return None
     if call.tuning:
         route = route_of_features(route, call.tuning)
@@ -262,7 +262,7 @@ class Attempt:
         call = request.call
         self.endpoint = endpoint
         self.request = request
-        self._is_observed = call is not None and not call.embeds  # its latency is observed
+        self._is_observed = call is not None and not (call.embeds or call.passes)  # its latency is observed
         self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
         # A call of the property would cost each request one.
         self._load = endpoint.load + endpoint.server_load.queued_elsewhere  # calls ahead of it
@@ -486,7 +486,7 @@ class _StreamWatch:
 def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at: float) -> UpstreamCall:
     """Start the span of a call that is sent at `started_at`; it is the parent of the upstream's own spans."""
     call, previous = request.call, request.calls.last
-    sent = None if call is None or upstream.models is None else upstream.models.upstream_name(call.model)
+    sent = None if call is None or call.passes or upstream.models is None else upstream.models.upstream_name(call.model)
     request.calls.last = span = UpstreamCall(
         backend=upstream.backend.name,
         provider=upstream.provider,

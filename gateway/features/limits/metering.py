@@ -12,7 +12,7 @@ from gateway.bounded_cache import BoundedCache
 from gateway.calls import Call
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
-from gateway.dialects.operations import CALL, Operation, operation_of
+from gateway.dialects.operations import CALL, Operation, operation_of, search_units
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN, input_tokens
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import Forbidden, GatewayError
@@ -45,6 +45,7 @@ EXAMPLES: Mapping[Unit | None, str] = {
     Unit.MINUTE: "per_minute: 0.006",
     Unit.SECOND: "per_second: 0.1",
     Unit.CHARACTERS: "per_million_characters: 15",
+    Unit.SEARCH: "per_search: 0.002",
 }
 
 
@@ -102,8 +103,8 @@ class Spent:
 
 
 async def metered_call(request: RequestContext) -> MeteredCall:
-    """Return the request as it is metered. A JSON body that passes through unparsed is read."""
-    call = request.call
+    """Return the request as it is metered. A JSON body that passes through is read."""
+    call = None if request.call is None or request.call.passes else request.call
     operation = operation_of(request.method, request.path, call, upgrades=request.opens_websocket)
     common = operation, request.method, request.path
     if operation.is_free:
@@ -148,6 +149,8 @@ def _quantity(unit: Unit | None, fields: Mapping[str, Any], request: RequestCont
     if unit is Unit.CHARACTERS:
         text = fields.get("input")
         return float(len(text)) if isinstance(text, str) else float(size or _length_of(request) or MAX_UPLOAD)
+    if unit is Unit.SEARCH:
+        return search_units(fields)
     if unit is Unit.SECOND:
         return _number(fields.get("seconds", fields.get("duration")), DEFAULT_SECONDS)
     if unit is Unit.MINUTE:
@@ -314,7 +317,7 @@ class RouteMeter:
         unit = metered.operation.unit
         per_unit = price.of_unit(unit)
         if per_unit is not None:
-            amount = usage.images if unit is Unit.IMAGE else usage.seconds if unit is not Unit.CHARACTERS else None
+            amount = usage.amount_of(unit)
             dollars += per_unit * (metered.quantity if amount is None else amount)
         elif priced:
             dollars += price.of(*counts)

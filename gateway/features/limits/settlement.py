@@ -80,7 +80,7 @@ class Settlement:
             return self._settle_socket(call, response, body)
         if response.status != 200 if request.call is not None else not 200 <= response.status < 300:
             return with_completion(response, account.release)
-        if request.call is None or isinstance(body, ByteStream):
+        if request.call is None or request.call.passes or isinstance(body, ByteStream):
             return await self._settle_unparsed(call, response)
         if isinstance(body, FullBody):
             account.close(self._spent(call, [body.data], len(body.data) // BYTES_A_TOKEN, streamed=False))

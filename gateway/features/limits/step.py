@@ -134,7 +134,7 @@ class RateLimit:
     ) -> Response:
         metered = await metered_call(request)
         self._check_meter(metered, [*route_limits, *own])
-        if request.call is None or request.call.embeds:  # they choose no tier
+        if request.call is None or request.call.embeds or request.call.passes:  # they choose no tier
             route_limits, own = _without_shares(route_limits), _without_shares(own)
         if metered.operation.is_free:
             route_limits, own = _without_amounts(route_limits), _without_amounts(own)

@@ -89,7 +89,7 @@ class Mirroring(Runtime):
         Requests with `no-store` and the gateway's own requests are never mirrored.
         """
         call, body = request.call, response.body
-        if call is None or call.embeds or response.status != 200:
+        if call is None or call.embeds or call.passes or response.status != 200:
             return response
         if call.stateful or request.work.internal or request.directives.no_store or self._rng() >= rule.share:
             return response

@@ -50,7 +50,7 @@ def prefix_blocks(call: Call, tenant: str) -> list[bytes]:
     If the body has a `prompt_cache_key`, all digests cover it. The first one then covers it alone, so calls with one
     key stay together even if their prompts differ.
     """
-    if call.embeds:
+    if call.embeds or call.passes:
         return []
     given = call.body.get("prompt_cache_key")
     key = given if isinstance(given, str) and given else None

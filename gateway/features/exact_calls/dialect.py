@@ -1,0 +1,144 @@
+"""The common parts of calls that pass through, and whose answers are cached by exact match.
+
+A request that the gateway cannot read for certain is no such call: `parse` raises `BadRequest`, it passes through, and
+its backend judges it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gateway.calls import Call, Decisive, Inspection, Outgoing
+from gateway.config.schema import MAX_BODY_KEYS
+from gateway.dialects.equal_forms import Table, with_defaults_left_out
+from gateway.dialects.json_body import check_keys, check_model, dump_json, is_json, load_json, read_object
+from gateway.dialects.unstreamed import Unstreamed
+from gateway.dialects.usage import NOTHING, AnswerUsage, usage_in
+from gateway.errors import BadRequest
+from gateway.outcomes import Admission, Bypass
+from gateway.prices import Tokens, Unit
+
+NO_TOKENS = Tokens()
+
+
+class ExactCalls(Unstreamed):
+    """`ExactCalls` is a dialect whose calls go to the backend as they came. Any backend accepts them, and it judges
+    them."""
+
+    accepted_by = None
+    operation = ""
+    unit: Unit | None = None  # by which providers bill the calls, besides tokens
+
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        raise NotImplementedError
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        assert call.body_bytes is not None
+        return Outgoing(path, call.body_bytes)
+
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
+        """Return an error in OpenAI's form, which requests that no dialect claims get, too."""
+        return dump_json({"error": {"message": message, "type": kind, "param": param, "code": None}})
+
+    def call(
+        self,
+        fields: Mapping[str, Any],
+        decisive: Callable[[], bytes],
+        body: bytes,
+        *,
+        model: str,
+        texts: Callable[[Mapping[str, Any]], str],
+        user: str | None = None,
+    ) -> Call:
+        """Return the call of a body that was checked. `decisive` returns the canonical form of what decides the
+        answer, and `texts` returns its text."""
+
+        def decide() -> Decisive:
+            canonical = decisive()
+            return Decisive(canonical, canonical, None, Bypass.NO_TEXT)
+
+        return Call(
+            dialect=self,
+            operation=self.operation,
+            body=fields,
+            model=model,
+            stream=False,
+            decisive_source=decide,
+            prompt_source=texts,
+            max_tokens=None,
+            user=user,
+            passes=True,
+            body_bytes=body,
+        )
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        if streamed or len(payload) != 1 or not payload[0]:
+            return Inspection(Admission.INCOMPLETE, 0, 0)
+        if not is_json(payload[0]):
+            return self.inspected(call, self.admission_of_text(call, payload[0]), NOTHING)
+        answer = load_json(payload[0])
+        if isinstance(answer, Mapping) and answer.get("error"):
+            return Inspection(Admission.ERROR_STATUS, 0, 0)
+        return self.inspected(call, self.admission_of(call, answer), usage_in(answer))
+
+    def inspected(self, call: Call, admission: Admission, usage: AnswerUsage) -> Inspection:
+        tokens = usage.tokens or NO_TOKENS
+        amount = self.billed_units(call, usage)
+        billed = None if self.unit is None or amount is None else (self.unit, amount)
+        return Inspection(admission, *tokens, billed=billed)
+
+    def admission_of(self, call: Call, answer: Any) -> Admission:
+        """Return whether a JSON answer may be stored."""
+        raise NotImplementedError
+
+    def admission_of_text(self, call: Call, answer: bytes) -> Admission:
+        """Return whether an answer that is not JSON may be stored."""
+        return Admission.MALFORMED
+
+    def billed_units(self, call: Call, usage: AnswerUsage) -> float | None:
+        """Return the amount of `unit` that an answer costs, or None if it does not tell."""
+        return None
+
+
+class JsonCalls(ExactCalls):
+    """`JsonCalls` are those with a JSON object as their body. `table` has the fields with a default, and `bookkeeping`
+    those that decide nothing."""
+
+    path: re.Pattern[str]
+    table: Table
+    bookkeeping: frozenset[str] = frozenset()
+
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        """Return the call. Raise `BadRequest`, and `PayloadTooLarge` beyond `MAX_BODY_KEYS`."""
+        check_keys(body, MAX_BODY_KEYS)
+        fields, written = read_object(body)
+        check_model(fields)
+        if fields.get("stream"):
+            raise BadRequest("a stream passes through", param="stream")
+        self.check(fields)
+        user = fields.get("user")
+        return self.call(
+            fields,
+            lambda: self.canonical(path, fields),
+            written,
+            model=fields.get("model") or "",
+            texts=self.prompt,
+            user=user if isinstance(user, str) else None,
+        )
+
+    def canonical(self, path: str, fields: Mapping[str, Any]) -> bytes:
+        """Return what decides the answer. The path does: each version of an API has its own form of answers."""
+        plain = with_defaults_left_out(fields, self.table)
+        for name in ("stream", "user", *self.bookkeeping):
+            plain.pop(name, None)
+        return dump_json([path, plain], canonical=True)
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Raise `BadRequest` if the fields are not those of such a call."""
+        raise NotImplementedError
+
+    def prompt(self, fields: Mapping[str, Any]) -> str:
+        """Return the text of a call, whose length estimates its tokens."""
+        raise NotImplementedError
