@@ -6,16 +6,20 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick test-feature test-core coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup dev torch triton run test test-quick test-feature test-core coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # Debian's python3 may lack ensurepip; virtualenv then makes the environment.
-$(STAMP): requirements-dev.lock requirements-charts.lock pyproject.toml
+# The locks are complete, so pip need not resolve. Two processes compile the modules in half of pip's time.
+PIP_LOCKED := $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-compile --require-hashes
+COMPILE := $(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null 2>&1 || true
+$(RUNTIME): requirements.lock requirements-dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "nearhit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null \
@@ -23,15 +27,29 @@ $(STAMP): requirements-dev.lock requirements-charts.lock pyproject.toml
 	       && PYTHONPATH=.bootstrap $(PYTHON) -m virtualenv -q $(VENV); rm -rf .bootstrap; test -x $(BIN)/pip; } \
 	  || { echo "no virtual environment can be made: install Debian's python3-venv, or pip"; exit 1; }
 	@echo "installing the locked dependencies into $(VENV)"
-	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock \
+	@{ cat requirements.lock; sed -n '/^setuptools==/,/[^\\]$$/p' requirements-dev.lock; } > $(VENV)/requirements.txt
+	@$(PIP_LOCKED) -r $(VENV)/requirements.txt \
 	  || { echo "the dependencies could not be installed: see pip's message above"; exit 1; }
-	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements-charts.lock \
-	  || echo "the dashboard's charts could not be installed: it shows tables instead"
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(COMPILE)
 	@touch $@
 
-setup: $(STAMP)  ## make .venv and fetch the embedding model
-	@$(BIN)/nearhit model fetch --build-env $(BUILD_ENV)
+$(STAMP): $(RUNTIME) requirements-dev.lock
+	@echo "installing the tools of the tests and checks into $(VENV)"
+	@$(PIP_LOCKED) -r requirements-dev.lock \
+	  || { echo "the tools could not be installed: see pip's message above"; exit 1; }
+	@$(COMPILE)
+	@touch $@
+
+setup: $(RUNTIME)  ## make .venv and the embedding model
+	@$(BIN)/nearhit model fetch
+
+dev: setup $(STAMP)  ## the same, and install the tools of the tests and checks
+
+# Only what trains or converts models needs torch; without it, the tests of that skip.
+torch: setup  ## make .venv-build with torch, for nearhit distill, nearhit tune and nearhit model build (1.7 GB)
+	@$(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV) \
+	  || echo "torch could not be installed: the tests that train or convert models skip"
 
 triton: setup  ## fetch a real Triton server for the demo and the tests
 	@$(BIN)/nearhit demo --prepare --triton-env $(TRITON_ENV)
@@ -42,7 +60,7 @@ run: triton  ## run the gateway in front of two real models, and send sample req
 # Python keeps compiled modules whatever the environment says, since tests start the gateway some sixty times.
 # Most tests wait half of their time, so that four processes keep two cores busy.
 WORKERS ?= 4
-test: triton deploy-tools  ## run all tests in four processes (WORKERS=1: in one)
+test: dev torch triton deploy-tools  ## run all tests in four processes (WORKERS=1: in one)
 	@tests/packages.sh
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
@@ -56,10 +74,10 @@ test-feature: $(STAMP)  ## run the tests of one feature (F=mcp; seconds)
 # Everything but the features, the pages, the deployments, the clients and what measures or trains.
 core := tests --ignore=tests/features --ignore=tests/docs --ignore=tests/deploy --ignore=tests/clients \
   --ignore=tests/training --ignore=tests/quality --ignore=tests/security $(patsubst %,--ignore=%,$(wildcard tests/test_bench*.py) tests/test_gauntlet.py)
-test-core: triton  ## run the tests of the core: all but features, docs, deploy, tools and benches
+test-core: dev triton  ## run the tests of the core: all but features, docs, deploy, tools and benches
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(core)
 
-coverage: triton deploy-tools  ## run all tests and report the line coverage of gateway/ (1.5 times as long)
+coverage: dev torch triton deploy-tools  ## run all tests and report the line coverage of gateway/ (1.5 times as long)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --cov=gateway --cov-report=term:skip-covered
 
 # These tools are large, and only the tests of deploy/ use them; without the tools, the tests skip.
@@ -79,7 +97,7 @@ milvus: $(STAMP)  ## install the extra for Milvus with Milvus Lite (275 MB), and
 
 # The clients in JavaScript run on Node.js from a wheel, so that nothing but pip is needed.
 CLIENTS_ENV := .venv-clients
-clients: setup  ## install SDKs, frameworks and coding agents, and run them against the gateway (1.6 GB, 4 minutes)
+clients: dev  ## install SDKs, frameworks and coding agents, and run them against the gateway (1.6 GB, 4 minutes)
 	@test -x $(CLIENTS_ENV)/bin/pip || $(BIN)/python -m venv $(CLIENTS_ENV)
 	@$(CLIENTS_ENV)/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 	@test -x .venv-llama-index/bin/pip || $(BIN)/python -m venv .venv-llama-index
@@ -97,11 +115,11 @@ lint: $(STAMP)  ## run ruff, mypy --strict, and the checks of import layers, dea
 	@! $(BIN)/vulture | grep -E '^(gateway|bench|gauntlet|quality|training)/.* unused (class|function|method|property|import) '
 	@$(BIN)/python -m docs.tools.prose
 
-bench-growth: setup $(QUALITY_ENV)/.requirements  ## measure cost by body size, connections, entries and routes (15 minutes, 6 GB, idle machine)
+bench-growth: dev $(QUALITY_ENV)/.requirements  ## measure cost by body size, connections, entries and routes (15 minutes, 6 GB, idle machine)
 	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json docs/performance/growth.json --picture docs/images/growth.svg
 
 # Each peer gets a separate environment. A peer that cannot be installed is reported and left out.
-bench-peers: setup  ## compare with LiteLLM, Portkey, vllm-router and GPTCache (1 GB, 10 minutes)
+bench-peers: dev  ## compare with LiteLLM, Portkey, vllm-router and GPTCache (1 GB, 10 minutes)
 	@for name in litellm gptcache vllm-router; do \
 	  test -x .venv-peers/$$name/bin/pip || $(BIN)/python -m venv .venv-peers/$$name; \
 	  .venv-peers/$$name/bin/pip install -q --disable-pip-version-check -r bench/peers/$$name.txt \
@@ -110,15 +128,15 @@ bench-peers: setup  ## compare with LiteLLM, Portkey, vllm-router and GPTCache (
 	  || echo "Portkey could not be installed: it needs npm (apt-get install npm)"
 	@$(BIN)/python -m bench.peers --json docs/performance/peers.json --picture docs/images/peers.svg
 
-bench-flames: setup  ## draw a flame graph of each path into docs/performance (4 minutes; needs the right to trace processes)
+bench-flames: dev  ## draw a flame graph of each path into docs/performance (4 minutes; needs the right to trace processes)
 	@test -x .venv-pyspy/bin/pip || $(BIN)/python -m venv .venv-pyspy
 	@.venv-pyspy/bin/pip install -q --disable-pip-version-check py-spy==0.4.3
 	@$(BIN)/python -m bench.flames --py-spy .venv-pyspy/bin/py-spy
 
-bench-tail: setup  ## measure p99.9 under a steady load, event-loop stalls and memory (3 minutes, idle machine)
+bench-tail: dev  ## measure p99.9 under a steady load, event-loop stalls and memory (3 minutes, idle machine)
 	@$(BIN)/python -m bench.tail
 
-bench: setup  ## measure the cost of a request, as ratios to a bare server in the same run
+bench: dev  ## measure the cost of a request, as ratios to a bare server in the same run
 	@$(BIN)/python -m bench
 
 bench-coalescing: $(STAMP)  ## measure crowds of identical requests, on one gateway and on three (1 minute)
@@ -130,16 +148,16 @@ bench-failover: $(STAMP)  ## measure failovers of the store: primaries killed or
 bench-replicas: $(STAMP)  ## measure 1, 2 and 4 gateways on one store, and their replication lag (2 minutes)
 	@$(BIN)/python -m bench.replicas
 
-bench-capacity: setup  ## compare the plan's formulas with a simulation and with 1, 2 and 4 gateways (4 minutes, idle machine)
+bench-capacity: dev  ## compare the plan's formulas with a simulation and with 1, 2 and 4 gateways (4 minutes, idle machine)
 	@$(BIN)/python -m bench.capacity_model
 
-bench-unit-costs: setup  ## measure the unit costs for `nearhit capacity`: CPU and bytes per kind of request (2 minutes)
+bench-unit-costs: dev  ## measure the unit costs for `nearhit capacity`: CPU and bytes per kind of request (2 minutes)
 	@$(BIN)/python -m bench.unit_costs
 
-bench-semantic: setup  ## measure semantic hits on one core, on two workers, and next to exact hits (2 minutes, idle machine)
+bench-semantic: dev  ## measure semantic hits on one core, on two workers, and next to exact hits (2 minutes, idle machine)
 	@$(BIN)/python -m bench.semantic
 
-bench-embedders: triton  ## compare embedding in process with a Triton on this machine's CPU (30 seconds)
+bench-embedders: dev triton  ## compare embedding in process with a Triton on this machine's CPU (30 seconds)
 	@$(BIN)/python -m bench.embedders
 
 # It has the gateway too, because a gateway that embeds with torch needs both.
@@ -153,13 +171,13 @@ $(GPU_ENV)/.requirements: bench/gpu/requirements.txt bench/gpu/requirements-fais
 	@mkdir -p $(GPU_ENV)/share && ln -sfn $(abspath $(VENV))/share/nearhit $(GPU_ENV)/share/nearhit
 	@touch $@
 
-gpu: triton  ## measure models and index on a GPU, or say what is missing, and write docs/performance/gpu.json (6 GB, 8 minutes)
+gpu: dev triton  ## measure models and index on a GPU, or say what is missing, and write docs/performance/gpu.json (6 GB, 8 minutes)
 	@if nvidia-smi >/dev/null 2>&1; then \
 	  $(MAKE) --no-print-directory $(GPU_ENV)/.requirements && $(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV) \
 	    && $(GPU_ENV)/bin/python -m bench.gpu; \
 	else $(BIN)/python -m bench.gpu --json build/gpu.json; fi
 
-bench-kserve: triton  ## measure the overhead for tritonclient, with a real Triton (1 minute)
+bench-kserve: dev triton  ## measure the overhead for tritonclient, with a real Triton (1 minute)
 	@$(BIN)/python -m bench.kserve
 
 bench-index: $(STAMP)  ## measure the index at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
@@ -185,7 +203,7 @@ bench-sessions: $(STAMP)  ## measure sessions: switches of the model, cost and q
 
 # Each tool gets a separate environment. A tool that cannot be installed is reported and left out.
 LOADTEST_TOOLS ?= locust k6 aiperf guidellm
-loadtest: setup  ## run Locust, k6, aiperf and guidellm before a gateway, a minute each (3 GB and perhaps CUDA; LOADTEST_TOOLS="locust k6": 0.2 GB)
+loadtest: dev  ## run Locust, k6, aiperf and guidellm before a gateway, a minute each (3 GB and perhaps CUDA; LOADTEST_TOOLS="locust k6": 0.2 GB)
 	@for name in $(LOADTEST_TOOLS); do \
 	  test -x .venv-loadtest/$$name/bin/pip || $(BIN)/python -m venv .venv-loadtest/$$name; \
 	  .venv-loadtest/$$name/bin/pip install -q --disable-pip-version-check -r deploy/loadtest/$$name.txt \
@@ -195,16 +213,16 @@ loadtest: setup  ## run Locust, k6, aiperf and guidellm before a gateway, a minu
 bench-dashboard: $(STAMP)  ## measure the load time of the dashboard with thirty days of history (30 seconds; needs chromium)
 	@$(BIN)/python -m bench.dashboard
 
-pictures: setup  ## take the pictures of the dashboard for docs/images (1 minute; needs chromium)
+pictures: dev  ## take the pictures of the dashboard for docs/images (1 minute; needs chromium)
 	@$(BIN)/python -m bench.dashboard --runs 1 --pictures docs/images
 
 bench-tracing: $(STAMP)  ## measure the cost of traces for an exact hit and a miss (1 minute)
 	@$(BIN)/python -m bench.tracing
 
-bench-settings: setup  ## measure what each setting costs a hit and a miss, for docs/performance.md (8 minutes, two cores)
+bench-settings: dev  ## measure what each setting costs a hit and a miss, for docs/performance.md (8 minutes, two cores)
 	@$(BIN)/python -m bench.settings --markdown
 
-bench-default: setup  ## measure the shipped policy by kind of request and length of question, for docs/performance.md (8 minutes, two cores)
+bench-default: dev  ## measure the shipped policy by kind of request and length of question, for docs/performance.md (8 minutes, two cores)
 	@$(BIN)/python -m bench.default --markdown
 
 bench-simulate: $(STAMP)  ## compare the forecasts of simulate with real runs, and measure its speed (10 minutes, idle machine)
@@ -221,13 +239,12 @@ gauntlet-quick: $(STAMP)  ## the same with small sizes, which `make test` also r
 	@$(BIN)/python -m gauntlet --quick $(ARGS)
 
 # DATA, HELD_OUT: texts and labels in the format of docs/distill.md.
-distill: triton  ## train a light classifier and its teacher from DATA= and HELD_OUT=, and run them on a real Triton
+distill: dev torch triton  ## train a light classifier and its teacher from DATA= and HELD_OUT=, and run them on a real Triton
 	@test -f "$(DATA)" -a -f "$(HELD_OUT)" || { echo "expected make distill DATA=train.csv HELD_OUT=test.csv"; exit 1; }
-	@$(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV)
 	@$(BIN)/nearhit distill $(DATA) --held-out $(HELD_OUT) --large --name intents --build-env $(BUILD_ENV)
 	@$(BIN)/python -m bench.distill --name intents --rows $(HELD_OUT)
 
-distill-walk: triton  ## after `distill`: train a light classifier on the cached answers of its teacher, with the commands
+distill-walk: dev triton  ## after `distill`: train a light classifier on the cached answers of its teacher, with the commands
 	@$(BIN)/python -m bench.distill_walk --texts $(DATA) --rows $(HELD_OUT) --build-env $(BUILD_ENV)
 
 $(QUALITY_ENV)/.requirements: quality/requirements.txt $(STAMP)
@@ -244,7 +261,7 @@ $(TRAIN_ENV)/.requirements: training/requirements.txt $(STAMP)
 # The scores of held-out subjects require training, in a separate environment.
 MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
 OUTCOMES = $(EVAL)/data/routellm_outcomes.jsonl.gz
-bench-routing: setup $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## measure quality by the large model's share, and kept latency budgets by load (8 minutes, idle machine)
+bench-routing: dev $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## measure quality by the large model's share, and kept latency budgets by load (8 minutes, idle machine)
 ifdef EVAL
 	@$(TRAIN_ENV)/bin/python -m training.outcome_scores --outcomes $(OUTCOMES) --model $(MODEL) --out build/routing/scores.json
 endif
@@ -256,14 +273,14 @@ endif
 # DATA is a folder with banking77_test.csv and clinc150_full.json. Without any of them, the data of the repository is
 # used. To judge a promise, use SEEDS=50.
 SEEDS ?= 10
-quality: setup $(QUALITY_ENV)/.requirements  ## measure hits, wrong hits, and whether promises are kept (docs/quality.md)
+quality: dev $(QUALITY_ENV)/.requirements  ## measure hits, wrong hits, and whether promises are kept (docs/quality.md)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m quality --seeds $(SEEDS) --tools $(QUALITY_ENV)/bin/python \
 	  $(if $(EVAL),--eval $(EVAL)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(DATA),--data $(DATA)) \
 	  $(if $(VERIFIER),--verifier $(VERIFIER)) $(if $(TUNED),--tuned $(TUNED)) --picture $(if $(EVAL),docs/images,build)/quality.svg
 
 # BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, SNIPS a folder with the commands of SNIPS,
 # and EVAL the folder of the evaluation tools.
-train: setup $(TRAIN_ENV)/.requirements  ## train the verifier: make train BANKING=... CLINC=... SNIPS=... EVAL=...
+train: dev torch $(TRAIN_ENV)/.requirements  ## train the verifier: make train BANKING=... CLINC=... SNIPS=... EVAL=...
 	@$(TRAIN_ENV)/bin/python -m training.verifier --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
 	@OMP_WAIT_POLICY=passive $(BUILD_ENV)/bin/python -m training.cross_encoder --banking $(BANKING) --clinc $(CLINC) \
 	  --snips $(SNIPS) --wheel $(BUILD_ENV)/weights/*.whl --model $(MODEL)

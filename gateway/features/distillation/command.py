@@ -15,7 +15,7 @@ from gateway.features.distillation.options import DistillOptions, OutputDir, Tra
 from gateway.features.distillation.repository import NAME
 from gateway.features.distillation.run import distil
 from gateway.model_build.environment import FetchFailed
-from gateway.model_build.fetch import build_environment
+from gateway.model_build.fetch import WEIGHTS, build_environment, download_weights
 
 BUILD_ENV = Path(".venv-build")
 SHARE = number_between(0.0, 1.0, below=True)
@@ -106,7 +106,7 @@ def register(command: Command) -> None:
     add("--seed", metavar="N", type=int, default=0, help="random seed; default: %(default)s")
     add("--force", action="store_true", help="write the version even if the newest one is better")
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="environment with torch; default: %(default)s")
-    add("--prepare", action="store_true", help="install the build environment (1.6 GB), and stop")
+    add("--prepare", action="store_true", help="install the build environment (1.7 GB), and stop")
     add("--model-dir", type=Path, default=None, help="folder of the embedding models")
 
 
@@ -114,7 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = bar_console()
     with step_reporter(quiet=arguments.json, console=console) as step:
         if arguments.prepare:
-            build_environment(arguments.build_env.absolute(), step)
+            folder = arguments.build_env.absolute()
+            download_weights(build_environment(folder, step), folder / WEIGHTS, step)
             return print_result(
                 arguments, {"build_env": str(arguments.build_env)}, f"torch is in {arguments.build_env}"
             )

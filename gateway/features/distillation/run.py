@@ -24,7 +24,7 @@ from gateway.features.distillation.repository import (
     write_report,
 )
 from gateway.features.distillation.served.classifier import Classifier
-from gateway.model_build.fetch import WHEEL_SHA256, build_environment, published_weights
+from gateway.model_build.fetch import WEIGHTS, WHEEL_SHA256, build_environment, published_weights
 from gateway.model_build.reduced_vectors import ensure_reduced_vectors
 from gateway.model_build.repository import next_version
 from gateway.model_build.trainer import run_package
@@ -47,7 +47,9 @@ def distil(options: DistillOptions, progress: Progress) -> DistilledModel:
     vectors = ensure_reduced_vectors(output.models / MODEL, output.models / f"{MODEL}-static", progress)
     labels = Data(tuple(learnt), 0).labels
     with tempfile.TemporaryDirectory(prefix="nearhit-distill-") as scratch:
-        transformer = published_weights(python, Path(scratch), progress) if options.large else None
+        transformer = (
+            published_weights(python, output.build_env / WEIGHTS, Path(scratch), progress) if options.large else None
+        )
         progress(f"training on {len(learnt)} rows with {len(labels)} labels, in {output.work}")
         job = _job(options, labels, tokenizer, vectors)
         how = ("quiet" if output.quiet else "shown", transformer or "")

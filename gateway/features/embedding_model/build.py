@@ -1,7 +1,7 @@
 """Makes an int8 ONNX embedder of any sentence-transformers model, for `nearhit model build`.
 
 The model is a folder, or a name on the hub where the network reaches one. `convert.py` converts it in the build
-environment, as `fetch` does with the default model.
+environment, which has torch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def build(
     """Build the model into `model_dir`, in place of a former one of that name, and return its manifest.
 
     The name is the last part of `source` unless `name` is given. `prompt` stands in front of every text; without it,
-    the prompt of the model's files does. `keep_env` is as for `fetch`. A build blocks for minutes. Raises `FetchFailed`
-    with one sentence; then a former model is unchanged.
+    the prompt of the model's files does. With `keep_env`, the build environment stays at that path. A build
+    blocks for minutes. Raises `FetchFailed` with one sentence; then a former model is unchanged.
     """
     folder = Path(source).expanduser()
     name = name or (folder.resolve().name if folder.is_dir() else source.rsplit("/", 1)[-1])

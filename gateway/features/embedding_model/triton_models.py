@@ -31,13 +31,14 @@ def write_repository(
     """Write the embedder and the cross-encoder, and return the version folder of each.
 
     A version with the same graph stays; a different graph becomes the next version. An existing config.pbtxt stays.
-    `weights` is the folder with cross_encoder.onnx. `keep_env` is as for `fetch`. Raises `FetchFailed`.
+    `weights` is the folder with cross_encoder.onnx. With `keep_env`, the build environment
+    stays at that path. Raises `FetchFailed`.
     """
     try:
         repository.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
     except OSError as error:
         raise FetchFailed(f"{repository} cannot be written: {error.strerror or error}") from error
-    words = fetch(model_dir, progress, keep_env) / MODEL_FILE
+    words = fetch(model_dir, progress) / MODEL_FILE
     with tempfile.TemporaryDirectory(prefix="nearhit-served-") as scratch:
         env = keep_env.absolute() if keep_env else Path(scratch) / "environment"
         python = build_environment(env, progress)
