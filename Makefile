@@ -302,9 +302,14 @@ docs: $(STAMP)  ## build the documentation site in build/site, and check every l
 diagrams: $(STAMP)  ## draw docs/images/request.svg and pipeline.svg (needs graphviz)
 	@$(BIN)/python -m docs.tools.diagrams
 
-dist: $(STAMP)  ## build the wheel into dist/
-	@rm -rf dist build/lib
-	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+# The wheel of the model is the same, byte for byte, if its files are: all dates in it are the first that a zip has.
+WHEEL := $(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist
+dist: setup  ## build the wheels of the gateway and of the embedding model into dist/
+	@rm -rf dist build/lib build/model-wheel
+	@$(WHEEL) .
+	@mkdir -p build/model-wheel
+	@cp -r $(MODEL) deploy/model-wheel/pyproject.toml LICENSE build/model-wheel/
+	@SOURCE_DATE_EPOCH=315532800 $(WHEEL) ./build/model-wheel
 	@ls dist/*.whl
 
 lock: $(STAMP)  ## resolve the dependencies, and write the lock files

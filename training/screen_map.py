@@ -1,6 +1,6 @@
 """Writes the map of the default model's static vectors: `python -m training.screen_map`.
 
-`nearhit model fetch` puts it beside the token vectors that it distils (gateway/model_build/static_vectors.py). It has to
+`nearhit model fetch` puts it beside the token vectors that it distils (gateway/model_build/static_vectors.py). It must
 be written again after a change of the embedding model or of its questions.
 """
 

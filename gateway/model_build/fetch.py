@@ -75,8 +75,8 @@ def fetch(model_dir: Path, progress: Progress, keep: Path | None = None) -> Path
     """Return the model's directory inside `model_dir`. Build the model unless it is there and unchanged. Add static
     vectors that it lacks.
 
-    With `keep`, the downloaded weights stay in that folder for the next build. A build blocks for some 15 s, and as long
-    as the download takes. Raises `FetchFailed` with one sentence; then a former model is unchanged.
+    With `keep`, the downloaded weights stay in that folder for the next build. A build blocks for some 15 s and the
+    download. Raises `FetchFailed` with one sentence; then a former model is unchanged.
     """
     target = model_dir / MODEL
     is_built = _verify(target, progress)

@@ -6,8 +6,8 @@ tough-to-beat baseline for sentence embeddings" (ICLR 2017). The distillation fr
 any text, comes from model2vec (Tulkens and van Dongen, 2024).
 
 A ridge regression on some questions maps such a sum to the encoder's own vector of the text. So a static vector can
-search an index of real vectors (gateway/features/screen/screen.py). The map of the default model lies next to this file,
-because the encoder takes as long for the questions as for the vocabulary (`python -m training.screen_map`).
+search an index of real vectors (gateway/features/screen/screen.py). The map of the default model lies next to this
+file, because the encoder takes as long for the questions as for the vocabulary (`python -m training.screen_map`).
 """
 
 from __future__ import annotations

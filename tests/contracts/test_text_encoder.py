@@ -45,7 +45,7 @@ def test_sentence_transformers_keeps_the_contract_in_the_environment_that_has_it
     """The optional adapter is held to the same rules, on the published weights, where torch is installed."""
     python, wheels = BUILD_ENV / "bin" / "python", list((BUILD_ENV / "weights").glob("*.whl"))
     if not python.exists() or not wheels:
-        pytest.skip("no build environment with torch and weights: `make setup` leaves one in .venv-build")
+        pytest.skip("no build environment with torch and weights: `make torch` leaves one in .venv-build")
     with zipfile.ZipFile(wheels[0]) as wheel:
         wheel.extractall(tmp_path)
     (config,) = tmp_path.glob("*/model/modules.json")

@@ -135,7 +135,7 @@ def _build_python(given: Path | None) -> Path | None:
     """Return the interpreter of the build environment, or None. Raise `FetchFailed` if a named one is not there."""
     if given is not None:
         return build_environment(given.absolute(), print, make=False)
-    for folder in (BUILD_ENV, Path(sys.prefix).parent / BUILD_ENV):  # `make setup` leaves it next to .venv
+    for folder in (BUILD_ENV, Path(sys.prefix).parent / BUILD_ENV):  # `make torch` leaves it next to .venv
         try:
             return build_environment(folder.absolute(), print, make=False)
         except FetchFailed:

@@ -92,7 +92,7 @@ def test_a_name_that_cannot_be_a_folder_of_its_own_is_refused(tmp_path: Path, na
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of tiny_model.py, with the vectors that sentence-transformers gives."""
     if not (BUILD_ENV / "bin" / "python").exists():
-        pytest.skip("no build environment with torch: `make setup` leaves one in .venv-build")
+        pytest.skip("no build environment with torch: `make torch` leaves one in .venv-build")
     folder = tmp_path_factory.mktemp("sources")
     (folder / "texts.json").write_text(json.dumps(TEXTS))
     script = Path(__file__).with_name("tiny_model.py")
