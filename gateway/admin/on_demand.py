@@ -39,6 +39,7 @@ OPERATIONS = Extensions(
         "POST /admin/keys/{key}/revoke": "gateway.features.keys.admin:KeysAdmin",
         "GET /admin/audit": "gateway.features.audit.admin:AuditAdmin",
         "GET /admin/spend": "gateway.features.spend.admin:SpendAdmin",
+        "GET /admin/report": "gateway.features.spend.report_admin:ReportAdmin",
         "GET /admin/limits": "gateway.features.limits.admin:LimitsAdmin",
         "POST /admin/explain": "gateway.admin.explanation:ExplainAdmin",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainPairAdmin",

@@ -40,6 +40,10 @@ OWN: Mapping[str, tuple[str, str]] = {
         "Size gateways, shards, nodes and GPUs for some traffic, with the monthly cost.",
     ),
     "spend": ("gateway.features.spend.command", "Report who spent how much on which model, and what hits saved."),
+    "report": (
+        "gateway.features.spend.report_command",
+        "Report what hits and light models saved, how often they were wrong, and what that cost.",
+    ),
     "prices": ("gateway.features.prices.command", "Show what backends charge, list and renew the catalogue of prices."),
     "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
     "jobs": ("gateway.features.jobs.command", "Manage jobs: list and show them, retry or drop the dead ones."),

@@ -47,6 +47,7 @@ from gateway.features.replicas.lease_store import RedisLeases
 from gateway.features.replicas.metrics_store import MetricsSnapshots
 from gateway.features.replicas.policy_store import RedisPolicies
 from gateway.features.resource_affinity.redis import RedisAffinity
+from gateway.features.spend.figures import Figures
 from gateway.features.spend.rows import OTHERS, Counts, Payer
 from gateway.features.spend.store import SpendStore
 from gateway.messages import Affinity
@@ -126,7 +127,10 @@ CALLS: dict[type, dict[str, list[Any]]] = {
     ReplyQueue: {"reply": ["q", b"x"], "wait": ["q", 0.01]},
     MetricsSnapshots: {"publish": [b"x", 9], "others": []},
     RedisPolicies: {"publish": [POLICY, "h"], "read": []},
-    SpendStore: {"add": ["g", 1, 1, {Payer("t"): Counts(requests=1)}], "move": [1, Payer("t"), OTHERS], "read": [0, 3]},
+    SpendStore: {
+        "add": ["g", 1, 1, {Payer("t"): Counts(requests=1)}], "move": [1, Payer("t"), OTHERS], "read": [0, 3],
+        "add_figures": ["g", 1, 1, {"r": Figures()}], "read_figures": [0, 3],
+    },
 }  # fmt: skip
 SENDS = re.compile(r"store\.(?:execute|run|send|poll)\(")
 # Functions that the classes of `CALLS` call, and one that reads nothing.

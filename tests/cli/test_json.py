@@ -62,6 +62,7 @@ OFFLINE: dict[str, list[str]] = {
 ASKING: dict[str, list[str]] = {
     "cache stats": [],
     "spend": [],
+    "report": [],
     "cache purge": ["--all"],
     "cache erase": ["--subject", "user:alice"],
     "cache rekey": [],

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -16,8 +15,9 @@ from gateway.admin.on_demand import AdminCore
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response
 from gateway.errors import BadRequest
+from gateway.features.spend.periods import PeriodQuery, first_of_month, hours_of, iso_time
 from gateway.features.spend.rows import DIMENSIONS, HOUR_S, Counts, Payer, dollars, grouped, report
-from gateway.features.spend.store import KEPT_S, SpendStore
+from gateway.features.spend.store import SpendStore
 
 CSV = "text/csv"
 
@@ -32,28 +32,11 @@ FOCUS = {
 }
 
 
-_From = TypedDict(
-    "_From",
-    {
-        "from": Annotated[
-            str,
-            Field(
-                description="The day or hour (UTC) with which the report begins. Default: with the month.",
-                examples=["2026-11-01"],
-            ),
-        ]
-    },
-    total=False,
-)
-
-
-class SpendQuery(_From, total=False):
+class SpendQuery(PeriodQuery, total=False):
     by: Annotated[str, Field(examples=["tenant,model"])]
     """The dimensions of a row, separated by commas: tenant, key, user, route, backend, model. Default: tenant,model."""
     tenant: str
     """Only this tenant."""
-    to: Annotated[str, Field(examples=["2026-12-01"])]
-    """The day or hour (UTC) before which the report ends. Default: now."""
     format: Literal["json", "csv"]
     """`csv`: comma-separated values with the names of FOCUS."""
 
@@ -126,11 +109,7 @@ class SpendAdmin:
             raise BadRequest(f"by: expected some of {', '.join(DIMENSIONS)}, got {','.join(by)[:100]!r}")
         if query.get("format", "json") not in ("json", "csv"):
             raise BadRequest("format: expected json or csv")
-        month = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0)
-        end = _hour("to", query["to"]) if "to" in query else now // HOUR_S + 1
-        first = _hour("from", query["from"]) if "from" in query else int(month.timestamp()) // HOUR_S
-        oldest = (now - KEPT_S) // HOUR_S
-        return ReportRequest(by, max(first, oldest), min(end, now // HOUR_S + 1), query.get("tenant"))
+        return ReportRequest(by, *hours_of(query, now, first_of_month(now)), query.get("tenant"))
 
 
 def grouped_rows(rows: Sequence[tuple[Payer, Counts]], by: Sequence[str]) -> Sequence[tuple[Payer, Counts]]:
@@ -138,17 +117,9 @@ def grouped_rows(rows: Sequence[tuple[Payer, Counts]], by: Sequence[str]) -> Seq
     return [(Payer(**dict(zip(by, names, strict=True))), counts) for names, counts in grouped(rows, by).items()]
 
 
-def _hour(name: str, text: str) -> int:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"{name}: expected a day or a time such as 2026-11-01 or 2026-11-01T06:00") from None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) // HOUR_S
-
-
 def as_csv(rows: Sequence[tuple[Payer, Counts]], wanted: ReportRequest) -> str:
     """Return the rows with the columns of FOCUS. Columns of our own begin with `x_`. An empty cost: not priced."""
-    period = {"ChargePeriodStart": _iso(wanted.first), "ChargePeriodEnd": _iso(wanted.end)}
+    period = {"ChargePeriodStart": iso_time(wanted.first * HOUR_S), "ChargePeriodEnd": iso_time(wanted.end * HOUR_S)}
     out = io.StringIO()
     writer: Any = None
     for payer, counts in rows:
@@ -181,7 +152,3 @@ def as_csv(rows: Sequence[tuple[Payer, Counts]], wanted: ReportRequest) -> str:
 def _cell(name: str) -> str:
     """Return a name of a client, so that no spreadsheet takes it for a formula."""
     return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
-
-
-def _iso(hour: int) -> str:
-    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -32,7 +32,7 @@ class Spend(Feature):
     def open(self, core: Core) -> Runtime:
         if core.store is None:
             return Unbooked()
-        ledger = Ledger(SpendStore(core.store), core.clock, core.subjects)
+        ledger = Ledger(SpendStore(core.store), core)
         core.stack.push_async_callback(ledger.close)
         run_in(core.stack, restart_on_failure(ledger.run))
         return ledger

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gateway.cache.bans import is_same_tenant
 from gateway.cache.erasure import ErasureTarget, ErasureTraces
 from gateway.cache.stored_parts import REACHED, Part, Reach
-from gateway.config.policy.model import Route
+from gateway.config.policy.model import Policy, Route
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
-from gateway.feature import Runtime
+from gateway.feature import Core, Runtime
+from gateway.features.spend.figures import Figures, MetricFigures
 from gateway.features.spend.rows import HOUR_S, NANOS, OTHERS, Counts, Payer
 from gateway.features.spend.rule import SpendRule
 from gateway.features.spend.store import KEPT_S, SpendStore
+from gateway.features.spend.tier_prices import TierPrices
 from gateway.messages import Provenance
+from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.outcomes import Verdict
-from gateway.ports import Clock
 from gateway.prices import Tokens
 from gateway.steps.route_ports import OnEnd, RoutePorts
 from gateway.subjects import SubjectDigests, names_in
@@ -55,16 +58,20 @@ class Batch(NamedTuple):
     number: int
     hour: int
     rows: dict[Payer, Counts]
+    figures: Mapping[str, Figures]
 
 
 class Ledger(Runtime):
-    """The books of one gateway. For use from one event loop. `digests` is None if there is no secret for erasures."""
+    """The books of one gateway. For use from one event loop."""
 
-    def __init__(self, store: SpendStore, clock: Clock, digests: SubjectDigests | None) -> None:
+    def __init__(self, store: SpendStore, core: Core) -> None:
         self.part = SPEND
         self._store = store
-        self._clock = clock
-        self._digests = digests
+        self._clock = core.clock
+        self._digests = core.subjects
+        self._prices = core.prices
+        self._metrics = MetricFigures(core.telemetry)
+        self._figures: dict[str, Figures] = {}  # by route, those that no metric counts
         self._name = secrets.token_hex(8)
         self._number = 0
         self._hours: dict[int, dict[Payer, Counts]] = {}
@@ -74,15 +81,18 @@ class Ledger(Runtime):
 
     # Booking
 
+    def in_force(self, policy: Policy) -> None:
+        self._metrics.follow([route.name for route in policy.routes if route.of(SpendRule) is not None])
+
     def ports(self, route: Route) -> RoutePorts:
         rule = route.of(SpendRule)
         assert rule is not None  # the route uses the feature
-        return RoutePorts(on_spent=self._spends(users=rule.users))
+        return RoutePorts(on_spent=self._spends(route, users=rule.users))
 
     def end_listener(self, route: Route) -> OnEnd:
         rule = route.of(SpendRule)
         assert rule is not None  # the route uses the feature
-        users = rule.users
+        users, tiers = rule.users, TierPrices(route.target, self._prices)
 
         def ended(request: RequestContext, provenance: Provenance | None) -> None:
             backend = "" if provenance is None else provenance.backend or ""
@@ -92,13 +102,22 @@ class Ledger(Runtime):
                 counts.hits += 1
                 counts.saved += round(provenance.saved_dollars * NANOS)
                 counts.saved_tokens += provenance.saved_tokens
+                if provenance.upstream_s:
+                    times = self._figures_of(request.route).backend_times
+                    times[bisect_left(LATENCY_BUCKETS, provenance.upstream_s)] += 1
+            elif provenance is not None and provenance.tier is not None:
+                tiers.count(self._figures_of(request.route), request.model, provenance)
             if users:
                 request.served = None  # the exact fast path would answer the next one without its user
 
         return ended
 
-    def _spends(self, *, users: bool) -> Callable[[RequestContext, str, Tokens, float, bool], None]:
+    def _spends(self, route: Route, *, users: bool) -> Callable[[RequestContext, str, Tokens, float, bool], None]:
+        tiers = TierPrices(route.target, self._prices)
+
         def spent(request: RequestContext, backend: str, tokens: Tokens, dollars: float, is_priced: bool) -> None:
+            if request.work.internal:
+                return  # an audit: its cost is a figure of the route
             counts = self._row(_payer_of(request, backend, users=users))
             counts.calls += 1
             counts.unpriced += not is_priced
@@ -107,8 +126,16 @@ class Ledger(Runtime):
             counts.output += tokens.output
             counts.reasoning += tokens.reasoning
             counts.cost += round(dollars * NANOS)
+            if tiers.is_light(backend):
+                tiers.compare(self._figures_of(request.route), request.model, backend, tokens)
 
         return spent
+
+    def _figures_of(self, route: str) -> Figures:
+        figures = self._figures.get(route)
+        if figures is None:
+            figures = self._figures[route] = Figures()
+        return figures
 
     def _row(self, payer: Payer) -> Counts:
         hour = int(self._clock.wall()) // HOUR_S
@@ -133,14 +160,11 @@ class Ledger(Runtime):
         """Write all bookings so far. Those that the store does not take stay for the next time."""
         async with self._write_lock:
             if not self._batches:  # while the store fails, rows grow in memory and not the number of batches
-                hours, self._hours = self._hours, {}
-                for hour, rows in hours.items():
-                    self._number += 1
-                    self._batches.append(Batch(self._number, hour, rows))
+                self._close_batches()
             try:
                 while self._batches:
                     batch = self._batches[0]
-                    await self._store.add(self._name, batch.number, batch.hour, batch.rows)
+                    await self._write(batch)
                     del self._batches[0]
             except StoreUnavailable as error:
                 if not self._failing:
@@ -148,6 +172,22 @@ class Ledger(Runtime):
                 self._failing = True
                 return
             self._failing = False
+
+    def _close_batches(self) -> None:
+        hours, self._hours = self._hours, {}
+        figures, self._figures = self._figures, {}
+        for route, more in self._metrics.differences().items():
+            figures.setdefault(route, Figures()).add(more)
+        now = int(self._clock.wall()) // HOUR_S
+        for hour in sorted({*hours, *([now] if figures else [])}):
+            self._number += 1
+            self._batches.append(Batch(self._number, hour, hours.get(hour, {}), figures if hour == now else {}))
+
+    async def _write(self, batch: Batch) -> None:
+        if batch.rows:
+            await self._store.add(self._name, batch.number, batch.hour, batch.rows)
+        if batch.figures:
+            await self._store.add_figures(self._name, batch.number, batch.hour, batch.figures)
 
     async def close(self) -> None:
         """Write the last bookings."""

@@ -1,25 +1,28 @@
-"""The books in the store: a hash for each hour, with a row for each payer."""
+"""The books in the store: for each hour a hash with a row for each payer, and one with the figures of each route."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gateway.adapters.redis import replies
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
-from gateway.features.spend.rows import HOUR_S, OTHERS, Counts, Payer
+from gateway.features.spend.figures import Figures
+from gateway.features.spend.rows import HOUR_S, MAX_NAME, OTHERS, Counts, Payer
 
+T = TypeVar("T")
 KEPT_S = 400 * 86_400  # 13 months
 MAX_ROWS = 200  # of an hour, some 150 bytes each; later payers of the hour are one row
 SEEN_S = 86_400  # how long the number of a gateway's last batch stays
 TIMEOUT_S = 5.0
 BATCH = 200  # hours that are read at once
+OTHER_ROUTES = b"others"
 
 # KEYS: the hour, the number of the gateway's last batch. ARGV: the number of this batch, the maximum of rows, the row
 # of others, when the hour expires, then rows with their counts. A batch that was written before changes nothing: a
-# gateway may send it again after a lost reply.
+# gateway may send it again after a lost reply. A row that an older version wrote may have fewer numbers, or more.
 ADD = Script(f"""
 if tonumber(redis.call('GET', KEYS[2]) or '0') >= tonumber(ARGV[1]) then return 0 end
 local rows = redis.call('HLEN', KEYS[1])
@@ -30,10 +33,11 @@ for i = 5, #ARGV, 2 do
     row = ARGV[3]
     old = redis.call('HGET', KEYS[1], row)
   end
-  local sums = {{}}
-  local add = string.gmatch(ARGV[i + 1], '%S+')
-  for number in string.gmatch(old or ARGV[i + 1], '%S+') do
-    table.insert(sums, string.format('%.0f', tonumber(number) + (old and tonumber(add() or '0') or 0)))
+  local sums, was, add = {{}}, string.gmatch(old or '', '%S+'), string.gmatch(ARGV[i + 1], '%S+')
+  local a, b = was(), add()
+  while a or b do
+    table.insert(sums, string.format('%.0f', tonumber(a or '0') + tonumber(b or '0')))
+    a, b = a and was(), b and add()
   end
   if not old then rows = rows + 1 end
   redis.call('HSET', KEYS[1], row, table.concat(sums, ' '))
@@ -66,11 +70,21 @@ class SpendStore:
 
     async def add(self, gateway: str, number: int, hour: int, rows: Mapping[Payer, Counts]) -> None:
         """Add a batch of a gateway. A batch with the number of an earlier one changes nothing."""
-        arguments: list[Word] = [number, MAX_ROWS, OTHERS.packed(), hour * HOUR_S + KEPT_S]
-        for payer, counts in rows.items():
-            arguments += [payer.packed(), counts.packed()]
-        keys = [self._key(hour), self._store.names.key(f"spend:seen:{gateway}")]
-        await self._store.run(ADD, keys, arguments, TIMEOUT_S)
+        packed = {payer.packed(): counts.packed() for payer, counts in rows.items()}
+        await self._add(gateway, number, self._key(hour), OTHERS.packed(), hour, packed)
+
+    async def add_figures(self, gateway: str, number: int, hour: int, figures: Mapping[str, Figures]) -> None:
+        """Add the figures of a batch, by route, in the same way."""
+        packed = {route[:MAX_NAME].encode(): each.packed() for route, each in figures.items()}
+        await self._add(f"{gateway}:figures", number, self._figures_key(hour), OTHER_ROUTES, hour, packed)
+
+    async def _add(
+        self, gateway: str, number: int, key: str, others: bytes, hour: int, rows: Mapping[bytes, str]
+    ) -> None:
+        arguments: list[Word] = [number, MAX_ROWS, others, hour * HOUR_S + KEPT_S]
+        for row in rows.items():
+            arguments += row
+        await self._store.run(ADD, [key, self._store.names.key(f"spend:seen:{gateway}")], arguments, TIMEOUT_S)
 
     async def move(self, hour: int, old: Payer, new: Payer) -> None:
         """Give the counts of one row to another one."""
@@ -78,26 +92,45 @@ class SpendStore:
 
     async def read(self, first: int, end: int) -> AsyncIterator[tuple[int, list[tuple[Payer, Counts]]]]:
         """Yield the hours from `first` to before `end` that have rows."""
+        async for hour, rows in self._hours(first, end, self._key, _rows_of):
+            yield hour, rows
+
+    async def read_figures(self, first: int, end: int) -> AsyncIterator[tuple[int, list[tuple[str, Figures]]]]:
+        """Yield the hours from `first` to before `end` that have figures."""
+        async for hour, figures in self._hours(first, end, self._figures_key, _figures_of):
+            yield hour, figures
+
+    async def _hours(
+        self, first: int, end: int, key: Callable[[int], str], read: Callable[[Any], list[T]]
+    ) -> AsyncIterator[tuple[int, list[T]]]:
         for at in range(first, end, BATCH):
             hours = range(at, min(at + BATCH, end))
-            for hour, rows in zip(hours, await self._read(hours), strict=True):
+            for hour, rows in zip(hours, await self._read([*map(key, hours)], read), strict=True):
                 if rows:
                     yield hour, rows
 
-    async def _read(self, hours: Sequence[int]) -> list[list[tuple[Payer, Counts]]]:
-        async def read(client: Any) -> Any:
+    async def _read(self, keys: Sequence[str], read: Callable[[Any], list[T]]) -> list[list[T]]:
+        async def fetch(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
-                for hour in hours:
-                    pipe.hgetall(self._key(hour))
+                for key in keys:
+                    pipe.hgetall(key)
                 return await pipe.execute()
 
-        return await self._store.execute(read, TIMEOUT_S, read=replies.list_of(_rows_of, len(hours)))
+        return await self._store.execute(fetch, TIMEOUT_S, read=replies.list_of(read, len(keys)))
 
     def _key(self, hour: int) -> str:
         return self._store.names.key(f"spend:{hour}")
+
+    def _figures_key(self, hour: int) -> str:
+        return self._store.names.key(f"spend:figures:{hour}")
 
 
 def _rows_of(reply: Any) -> list[tuple[Payer, Counts]]:
     values = replies.map_of(replies.data, replies.data)(reply)
     rows = ((Payer.of(packed), counts) for packed, counts in values.items())
     return [(payer, Counts.of(counts)) for payer, counts in rows if payer is not None]
+
+
+def _figures_of(reply: Any) -> list[tuple[str, Figures]]:
+    values = replies.map_of(replies.data, replies.data)(reply)
+    return [(route.decode("utf-8", "replace"), Figures.of(packed)) for route, packed in values.items()]

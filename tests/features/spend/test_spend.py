@@ -20,7 +20,6 @@ from gateway.features.spend.ledger import FLUSH_S, MAX_PAYERS, Ledger
 from gateway.features.spend.rows import HOUR_S, OTHERS, Counts, Payer
 from gateway.features.spend.store import MAX_ROWS, SpendStore
 from tests.features.erasure.test_erasure import erase
-from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, fast_path, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer, frozen
@@ -238,7 +237,7 @@ async def test_rows_of_an_hour_are_bounded_and_nothing_is_lost(counting: Upstrea
 
 async def test_payers_in_memory_are_bounded(counting: Upstream, tmp_path: Path) -> None:
     async with booked(counting, tmp_path) as served:
-        ledger = Ledger(SpendStore(served.gateway.stores.redis), FakeClock(), None)
+        ledger = Ledger(SpendStore(served.gateway.stores.redis), served.gateway.features._core)
         for i in range(MAX_PAYERS + 10):
             ledger._row(Payer(f"t{i}")).requests += 1
         (rows,) = ledger._hours.values()
