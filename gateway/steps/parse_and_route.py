@@ -198,8 +198,13 @@ class ParseAndRoute:
         """Record what erasure and the traffic log need."""
         if call is not None and (call.user is not None or request.client.permit is not None):
             request.subjects = subjects_of_call(call.user, request.client.permit, self._subjects_of)
-        if (log := self._recording.log) is not None and (facts := log.facts(request, route)) is not None:
-            request.traffic = TrafficNotes(facts)
+        note_traffic(request, route, self._recording)
+
+
+def note_traffic(request: RequestContext, route: Route, recording: Recording) -> None:
+    """Note what the traffic log needs of a request, as its call is now, if its route records it."""
+    facts = None if recording.log is None else recording.log.facts(request, route)
+    request.traffic = None if facts is None else TrafficNotes(facts)
 
 
 async def read_model(request: RequestContext, max_body: int, max_keys: int) -> str | None:

@@ -36,7 +36,7 @@ from gateway.features.guard.texts import (
 from gateway.messages import Body, EventStream, FullBody, Response
 from gateway.observability.metrics import Counter
 from gateway.outcomes import Admission, Bypass
-from gateway.steps.parse_and_route import apply_route
+from gateway.steps.parse_and_route import apply_route, note_traffic
 from gateway.steps.route_ports import RoutePorts
 from gateway.streams import ObservedStream, as_observed, close_body
 from gateway.upstream.aiohttp_session import AiohttpSession
@@ -122,6 +122,7 @@ class GuardOfRoute:
         rule = route.of(GuardRule)
         assert rule is not None  # else the feature is off
         self.route, self.rule, self.read = route, rule, runtime.core.reader
+        self.recording = runtime.core.recording
         self._clock = runtime.core.clock
         self._verdicts = runtime.metrics.verdicts
         self._remembered = runtime.remembered
@@ -233,17 +234,23 @@ class RequestGuard:
     async def _judge(self, request: RequestContext, call: Call) -> Response:
         content = content_of_request(call)
         if content:
+            traffic, request.traffic = request.traffic, None  # the traffic log never has what a guard removes or blocks
             verdict = await self._guard.judge(request, call, Side.REQUEST, content)
             if verdict is not None and verdict.outcome is Outcome.REPLACE:
                 self._replace(request, call, verdict)
+            else:
+                request.traffic = traffic
         return await resolve_response(self._inner(request))
 
     def _replace(self, request: RequestContext, call: Call, verdict: Verdict) -> None:
         body = load_json(dump_json(call.body))
         replace_content([*slots_of_request(body)], verdict.texts, verdict.images)
         request.body = dump_json(body)
-        changed = call.dialect.parse(request.path, request.body, request.headers)
+        claiming = request.dialect or call.dialect  # it reads the path, which may be another protocol's than the call
+        changed = claiming.parse(request.path, request.body, request.headers)
         apply_route(request, changed, self._guard.route, self._read)
+        if self._guard.recording is not None:
+            note_traffic(request, self._guard.route, self._guard.recording)
 
 
 def _unread(request: RequestContext, rule: GuardRule) -> str | None:

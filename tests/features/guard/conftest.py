@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ ROUTES = {
     "remember": "{request: URL, timeout: 20s, remember: 1h}",
     "hasty": "{request: URL/hasty, timeout: 20ms}",
     "doomed": "{request: URL/doomed, timeout: 20s}",
+    "recorded": "{request: URL, timeout: 20s}\n    record: {prompts: on}",
     "plain": "off",
 }
 
@@ -45,6 +47,7 @@ class Guarded:
     served: Served
     upstream: Upstream
     guard: Upstream
+    folder: Path
 
     @property
     def url(self) -> str:
@@ -75,9 +78,10 @@ def policy_at(url: str, version: str = "1") -> str:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
     async with serving(Upstream("main")) as upstream, serving(Upstream("guard")) as guard:
-        config = config_of(tmp_path_factory.mktemp("guard"), {"main": {"adapter": "openai", "url": upstream.url}})
+        folder = tmp_path_factory.mktemp("guard")
+        config = config_of(folder, {"main": {"adapter": "openai", "url": upstream.url}})
         async with gateway_of(config, policy_at(guard.url.removesuffix("/v1") + PATH)) as served:
-            yield Guarded(served, upstream, guard)
+            yield Guarded(served, upstream, guard, folder)
 
 
 @pytest.fixture

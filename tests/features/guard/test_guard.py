@@ -83,6 +83,12 @@ async def test_a_changed_request_reaches_the_backend_and_the_caches_as_if_it_was
     assert len(guarded.upstream.calls) == 1
 
 
+async def test_a_changed_request_of_an_azure_client_goes_on(guarded: Guarded) -> None:
+    body = {"messages": [{"role": "user", "content": "azure secret"}]}
+    answer = await guarded.post("/openai/deployments/m/chat/completions?api-version=2024-10-21", body, "requests")
+    assert answer.text == "main answers: azure [gone]"
+
+
 async def test_a_change_reaches_every_place_of_a_request(guarded: Guarded) -> None:
     body = {"model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": "a secret"}]},
                                     {"type": "function_call_output", "call_id": "c", "output": "secret"}]}  # fmt: skip
