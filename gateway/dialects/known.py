@@ -69,6 +69,11 @@ DECLARED: Mapping[str, Declaration] = {
     "moderation": Declaration(
         "gateway.features.exact_calls.moderation:Moderation", re.compile(r"/v1/moderations"), passes=True
     ),
+    "transcription": Declaration(
+        "gateway.features.exact_calls.transcription:Transcription",
+        re.compile(r"/v1/audio/(?:transcriptions|translations)"),
+        passes=True,
+    ),
 }
 DEFAULT = "openai"  # the protocol of the gateway's own errors where no other is known
 

@@ -13,6 +13,9 @@ from gateway.prices import Unit
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
 
+# Bytes of a second of sound at 32 kbit/s, which few recordings go below: for answers that do not state the duration.
+BYTES_A_SECOND = 4_000
+
 DOCUMENTS_OF_A_SEARCH = 100  # of one search unit (https://cohere.com/pricing)
 
 # Before the name of an operation: Azure's prefixes, and the version.
@@ -87,6 +90,11 @@ def operation_of(method: str, path: str, call: Call | None, *, upgrades: bool) -
     if method in SAFE_METHODS or (method == "POST" and _FREE.fullmatch(path)):
         return FREE
     return next((operation for known, operation in _KNOWN if known.fullmatch(path)), OTHER)
+
+
+def seconds_of_upload(size: int) -> float:
+    """Estimate the seconds of a recording by the bytes of its upload."""
+    return size / BYTES_A_SECOND
 
 
 def search_units(fields: Mapping[str, Any]) -> float:

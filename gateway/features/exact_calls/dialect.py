@@ -17,6 +17,7 @@ from gateway.dialects.json_body import check_keys, check_model, dump_json, is_js
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.dialects.usage import NOTHING, AnswerUsage, usage_in
 from gateway.errors import BadRequest
+from gateway.features.exact_calls.forms import FORM, Form
 from gateway.outcomes import Admission, Bypass
 from gateway.prices import Tokens, Unit
 
@@ -36,6 +37,9 @@ class ExactCalls(Unstreamed):
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         assert call.body_bytes is not None
+        form = call.body.get(FORM)
+        if isinstance(form, Form):
+            return Outgoing(path, call.body_bytes, (("Content-Type", form.content_type),))
         return Outgoing(path, call.body_bytes)
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
@@ -71,6 +75,17 @@ class ExactCalls(Unstreamed):
             user=user,
             passes=True,
             body_bytes=body,
+        )
+
+    def call_of_form(self, path: str, form: Form, defaults: Mapping[str, str]) -> Call:
+        """Return the call of a form. Raise `BadRequest` if it names two models or users."""
+        return self.call(
+            {FORM: form},
+            lambda: form.canonical(path, defaults),
+            form.written,
+            model=form.value("model") or "",
+            texts=lambda _: form.value("prompt") or "",
+            user=form.value("user"),
         )
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:

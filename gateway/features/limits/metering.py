@@ -12,7 +12,7 @@ from gateway.bounded_cache import BoundedCache
 from gateway.calls import Call
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
-from gateway.dialects.operations import CALL, Operation, operation_of, search_units
+from gateway.dialects.operations import CALL, Operation, operation_of, search_units, seconds_of_upload
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN, input_tokens
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import Forbidden, GatewayError
@@ -30,9 +30,6 @@ from gateway.prices import UNPRICED, Price, Tariff, Tokens, Unit
 
 # Seconds for which calls of a kind are refused whose answer has reported no usage, although nothing else meters it.
 SILENCE_S = 600.0
-
-# Bytes of a second of sound at 32 kbit/s, which few recordings go below: for answers that do not state the duration.
-BYTES_A_SECOND = 4_000
 
 MAX_UPLOAD = 25 * 1000 * 1000  # bytes of a recording of unknown length: what OpenAI accepts
 
@@ -154,7 +151,7 @@ def _quantity(unit: Unit | None, fields: Mapping[str, Any], request: RequestCont
     if unit is Unit.SECOND:
         return _number(fields.get("seconds", fields.get("duration")), DEFAULT_SECONDS)
     if unit is Unit.MINUTE:
-        return 60.0 if request.opens_websocket else (_length_of(request) or MAX_UPLOAD) / BYTES_A_SECOND
+        return 60.0 if request.opens_websocket else seconds_of_upload(_length_of(request) or MAX_UPLOAD)
     return 0.0
 
 

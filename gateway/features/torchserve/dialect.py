@@ -6,39 +6,18 @@ See https://pytorch.org/serve/inference_api.html.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import orjson
-from multipart import (
-    MultipartError,
-    MultipartSegment,
-    PushMultipartParser,
-    content_disposition_quote,
-    parse_options_header,
-)
+from multipart import parse_options_header
 
-from gateway.calls import Call, Content, Decisive, Outgoing
+from gateway.calls import Call, Decisive, Outgoing
+from gateway.dialects.forms import is_form, parse_form, write_form
 from gateway.dialects.known import path_of
 from gateway.dialects.unstreamed import Unstreamed
-from gateway.errors import BadRequest
 from gateway.outcomes import Bypass
 
-MAX_PARTS = 256
 STATUS = {"invalid_request_error": 400, "authentication_error": 401, "not_found_error": 404}
-
-
-@dataclass(frozen=True, slots=True)
-class FormPart(Content):
-    """A part of a form, as it came."""
-
-    name: str
-    filename: str | None
-    content_type: str | None
-    data: bytes
-
-    def texts(self) -> Iterator[object]:
-        yield from (self.name, self.filename, self.data)
 
 
 class TorchServe(Unstreamed):
@@ -52,11 +31,12 @@ class TorchServe(Unstreamed):
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         operation, model, version = self.claimed(path).groups()
-        kind, options = parse_options_header(headers.get("content-type", ""))
-        if kind == "multipart/form-data":
-            parts = tuple(_parts(body, options.get("boundary", "")))
+        content_type = headers.get("content-type", "")
+        kind = parse_options_header(content_type)[0]
+        if is_form(content_type):
+            parts = parse_form(body, content_type)
             content: object = parts
-            decisive = [[p.name, p.filename, p.content_type, _digest(p.data)] for p in parts]
+            decisive = [[p.name, p.filename, p.content_type, p.digest] for p in parts]
         else:
             content, decisive = body, [[kind, _digest(body)]]
         canonical = orjson.dumps([model, version, decisive])
@@ -78,9 +58,8 @@ class TorchServe(Unstreamed):
         content = call.body["content"]
         if isinstance(content, bytes):
             return Outgoing(target, content)
-        boundary = _boundary(content)
-        form = f"multipart/form-data; boundary={boundary}"
-        return Outgoing(target, _form(content, boundary), (("Content-Type", form),))
+        form, content_type = write_form(content)
+        return Outgoing(target, form, (("Content-Type", content_type),))
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"code": STATUS.get(kind, 503), "type": kind, "message": message})
@@ -96,43 +75,3 @@ def _text(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError:
         return ""
-
-
-def _parts(body: bytes, boundary: str) -> Iterator[FormPart]:
-    """Parse a form strictly: bodies that two parsers could read differently are refused. Raise `BadRequest`."""
-    try:
-        with PushMultipartParser(
-            boundary, content_length=len(body), max_segment_count=MAX_PARTS, strict=True
-        ) as parser:
-            head: MultipartSegment | None = None
-            data = b""
-            for event in (*parser.parse(body), *parser.parse(b"")):
-                if isinstance(event, MultipartSegment):
-                    head, data = event, b""
-                elif event:
-                    data += event
-                elif head is not None:
-                    yield FormPart(head.name, head.filename, head.content_type, data)
-    except MultipartError as error:
-        raise BadRequest(f"the multipart form is malformed: {error}") from None
-
-
-def _form(parts: tuple[FormPart, ...], boundary: str) -> bytes:
-    pieces = []
-    for part in parts:
-        disposition = f"form-data; name={content_disposition_quote(part.name)}"
-        if part.filename is not None:
-            disposition += f"; filename={content_disposition_quote(part.filename)}"
-        head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\n"
-        if part.content_type is not None:
-            head += f"Content-Type: {part.content_type}\r\n"
-        pieces.append(head.encode() + b"\r\n" + part.data + b"\r\n")
-    return b"".join(pieces) + f"--{boundary}--\r\n".encode()
-
-
-def _boundary(parts: tuple[FormPart, ...]) -> str:
-    """Derive a boundary from the parts, so that no part contains it and equal forms get the same one."""
-    digest = hashlib.sha256(b"".join(part.data for part in parts)).hexdigest()
-    while any(digest.encode() in part.data for part in parts):  # a collision that cannot be constructed
-        digest = hashlib.sha256(digest.encode()).hexdigest()
-    return digest

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from gateway.calls import Call
+from gateway.dialects.forms import FormPart, write_form
+from gateway.errors import BadRequest
 from gateway.features.exact_calls.moderation import Moderation
 from gateway.features.exact_calls.rerank import Rerank
+from gateway.features.exact_calls.transcription import Transcription
 from gateway.outcomes import Admission
 from gateway.prices import Unit
 
-RERANK, MODERATION = Rerank(), Moderation()
+RERANK, MODERATION, TRANSCRIPTION = Rerank(), Moderation(), Transcription()
 
 
 def reranked(**fields: Any) -> Call:
@@ -52,3 +55,39 @@ def test_an_answer_bills_the_search_units_that_it_reports_or_those_of_its_docume
 def test_the_tokens_of_a_ranking_count() -> None:
     answer = {"results": [], "usage": {"total_tokens": 9}}
     assert RERANK.inspect(reranked(), [json.dumps(answer).encode()], False).input_tokens == 9
+
+
+SOUND = FormPart("file", "a.wav", "audio/wav", b"sound")
+
+
+def transcribed(*parts: FormPart) -> Call:
+    body, kind = write_form(parts)
+    return TRANSCRIPTION.parse("/v1/audio/transcriptions", body, {"content-type": kind})
+
+
+def field(name: str, value: str) -> FormPart:
+    return FormPart(name, None, None, value.encode())
+
+
+def test_values_of_one_field_keep_their_order_and_fields_do_not() -> None:
+    one, two, model = field("words[]", "a"), field("words[]", "b"), field("model", "m")
+    assert transcribed(model, one, two, SOUND).canonical == transcribed(SOUND, one, model, two).canonical
+    assert transcribed(one, two, SOUND).canonical != transcribed(two, one, SOUND).canonical
+    assert transcribed(SOUND, field("response_format", "json")).canonical == transcribed(SOUND).canonical
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (field("model", "m"), field("model", "n"), SOUND),
+        (field("stream", "True"), SOUND),
+        (FormPart("prompt", None, "application/json", b"{}"), SOUND),
+        (FormPart("prompt", None, "text/plain; charset=utf-16", b"a"), SOUND),
+        (FormPart("prompt", None, None, b"\xff"), SOUND),
+        (field("model", "m"),),
+    ],
+    ids=["two models", "a stream", "JSON", "another charset", "no text", "no file"],
+)
+def test_a_form_that_two_servers_may_read_differently_is_no_call(parts: tuple[FormPart, ...]) -> None:
+    with pytest.raises(BadRequest):
+        transcribed(*parts)
