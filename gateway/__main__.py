@@ -16,9 +16,8 @@ import orjson
 
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing
 from gateway.adapters.system.child_process import ChildFailed
-from gateway.cli.admin_client import WrongUsage
 from gateway.cli.commands import build_parser
-from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE
+from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE, WrongUsage
 from gateway.cli.parser import Command
 from gateway.config.errors import ConfigInvalid
 from gateway.errors import GatewayError, StartupError

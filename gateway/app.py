@@ -17,7 +17,6 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import shown
 from gateway.admin.learning import QualityHandler, RoutingHandler
 from gateway.admin.on_demand import AdminCore, OnDemand
-from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
@@ -156,6 +155,8 @@ class Gateway:
             self.policies,
             lambda: self.policy,
             lambda: self.parts,
+            self.stats,
+            self.dashboard.decisions,
         )
         return AdminPort(
             config.server.admin,
@@ -169,7 +170,6 @@ class Gateway:
             routes=[
                 *self.dashboard.routes(),
                 *self.routing.routes(),
-                *build_policy_admin(parts.telemetry, self.policies, lambda: self.policy, self.stats).routes(),
                 *OnDemand(core).routes(jobs=config.jobs.enabled),
             ],
         )

@@ -11,16 +11,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import import_module
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.admin.audit import AuditPort
-from gateway.admin.event_stream import LiveHandler
 from gateway.admin.history import HistoryRecorder
 from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
-from gateway.admin.static_files import StaticFiles
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.purge import Purge
 from gateway.cache.stores import Stores
@@ -34,7 +33,6 @@ from gateway.errors import StartupError, Unauthorized
 from gateway.observability.access_log import AccessLog, LogShares
 from gateway.observability.live_events import LiveEvents
 from gateway.observability.observer import Observer
-from gateway.observability.sampler import Tracing
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
@@ -44,6 +42,9 @@ from gateway.steps.key_lookup import REJECTION_MESSAGES, ApiKeys
 from gateway.steps.parts import Parts
 from gateway.steps.shared_tenants import TenantsOfKeys
 from gateway.tasks import run_in
+
+if TYPE_CHECKING:  # imported if traces are exported
+    from gateway.observability.sampler import Tracing
 
 
 class Access:
@@ -154,7 +155,10 @@ def _tracing(
         "service.instance.id": str(uuid.uuid4()),
     }
     exporter = exporting.OtlpExporter(receiver, resource, traces.max_queued, telemetry)
-    tracing = Tracing(traces.sample, math.inf if traces.slow is None else traces.slow, exporter, clock, telemetry)
+    sampler = importlib.import_module("gateway.observability.sampler")
+    tracing: Tracing = sampler.Tracing(
+        traces.sample, math.inf if traces.slow is None else traces.slow, exporter, clock, telemetry
+    )
 
     async def close() -> None:
         tracing.close()
@@ -196,8 +200,7 @@ class Dashboard:
         self.observer = make_observer(parts, self.decisions)
 
     def routes(self) -> list[web.RouteDef]:
-        handlers = (StaticFiles(), self.history_recorder, LiveHandler(self.decisions))
-        return [route for handler in handlers for route in handler.routes()]
+        return self.history_recorder.routes()
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
         """Record the history until `stack` closes. `sample` updates the gauges."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gateway.calls import Call, Dialect
 from gateway.credentials import TRACING
@@ -30,7 +30,9 @@ from gateway.request_fields import (
     UpstreamCalls,
 )
 from gateway.tracing import TraceRecorder
-from gateway.transmission import Transmission
+
+if TYPE_CHECKING:  # features bring them
+    from gateway.transmission import Transmission
 
 
 class HeadMemo:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
 
 from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import NO_STORE, json_errors
-from gateway.observability.live_events import Decision, LiveEvents, Subscription
+from gateway.observability.live_events import Decision, Subscription
+
+if TYPE_CHECKING:
+    from gateway.admin.on_demand import AdminCore
 
 POLL_S = 1.0  # seconds until a closed connection is noticed
 POLLS_PER_HEARTBEAT = 15  # polls between two comments that keep the connection open
@@ -26,11 +29,11 @@ class DecisionsQuery(TypedDict, total=False):
     backend: str
 
 
-class LiveHandler:
-    """`LiveHandler` serves the live view."""
+class LiveAdmin:
+    """`LiveAdmin` serves the live view."""
 
-    def __init__(self, decisions: LiveEvents) -> None:
-        self._decisions = decisions
+    def __init__(self, core: AdminCore) -> None:
+        self._decisions = core.decisions
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/decisions", json_errors(self._get))]

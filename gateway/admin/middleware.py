@@ -11,7 +11,6 @@ from aiohttp import web
 
 from gateway.admin.audit import AUDIT_FIELDS, AuditPort
 from gateway.admin.responses import Handler, json_response
-from gateway.admin.static_files import is_page
 from gateway.config.key_format import PATTERN
 from gateway.config.units import Address
 from gateway.errors import Forbidden, GatewayError, TooManyAuthFailures, Unauthorized
@@ -91,6 +90,14 @@ Check = Callable[[str], Awaitable[Actor | None]]
 def actor_of(request: web.Request) -> Actor:
     """Return the authenticated actor of a request."""
     return request[ACTOR]
+
+
+PAGE = "/dashboard"  # its files contain no data
+
+
+def is_page(path: str) -> bool:
+    """Return whether the path belongs to the dashboard, including the redirect to it."""
+    return path in ("/", PAGE) or path.startswith(PAGE + "/")
 
 
 class Authenticator:

@@ -12,12 +12,14 @@ from aiohttp import web
 
 from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.responses import Handler
+from gateway.admin.stats import Stats
 from gateway.cache.purge import Purge
 from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.config.policy.model import Policy
 from gateway.extensions import Extensions
 from gateway.feature import Features
+from gateway.observability.live_events import LiveEvents
 from gateway.pipeline import Deployment
 from gateway.ports import Clock
 from gateway.steps.erasures import Erasures
@@ -41,6 +43,15 @@ OPERATIONS = Extensions(
         "GET /admin/spend": "gateway.features.spend.admin:SpendAdmin",
         "GET /admin/report": "gateway.features.spend.report_admin:ReportAdmin",
         "GET /admin/limits": "gateway.features.limits.admin:LimitsAdmin",
+        "GET /admin/policy": "gateway.admin.policy:PolicyAdmin",
+        "POST /admin/policy": "gateway.admin.policy:PolicyAdmin",
+        "POST /admin/policy/validate": "gateway.admin.policy:PolicyAdmin",
+        "GET /admin/policy/history": "gateway.admin.policy:PolicyAdmin",
+        "GET /admin/policy/history/{version}": "gateway.admin.policy:PolicyAdmin",
+        "POST /admin/policy/rollback": "gateway.admin.policy:PolicyAdmin",
+        "GET /admin/decisions": "gateway.admin.event_stream:LiveAdmin",
+        "GET /dashboard": "gateway.admin.static_files:StaticFiles",
+        "GET /dashboard/{name:.+}": "gateway.admin.static_files:StaticFiles",
         "POST /admin/explain": "gateway.admin.explanation:ExplainAdmin",
         "POST /admin/cache/explain": "gateway.admin.explain_pair:ExplainPairAdmin",
         "POST /admin/cache/erase": "gateway.features.erasure.admin:EraseAdmin",
@@ -72,11 +83,18 @@ class AdminCore:
     policies: PolicyManager
     policy: Callable[[], Policy]  # returns the one in force
     parts: Callable[[], Parts]  # returns those in force: a reference would keep a former index in memory
+    stats: Stats
+    decisions: LiveEvents
 
 
 class AdminHandler(Protocol):
     def routes(self) -> list[web.RouteDef]:
         """Return the operations. Their types are declared by `gateway.admin.operations.operation`."""
+
+
+def _route(method: str, path: str, handler: Handler) -> web.RouteDef:
+    """Return a route. That of a GET answers HEAD, too."""
+    return web.get(path, handler) if method == "GET" else web.route(method, path, handler)
 
 
 @dataclass(slots=True)
@@ -89,7 +107,7 @@ class OnDemand:
     def routes(self, *, jobs: bool = True) -> list[web.RouteDef]:
         """Return the routes of these operations. `jobs` tells whether jobs are on: otherwise theirs do not exist."""
         return [
-            web.route(method, path, partial(self._answer, f"{method} {path}"))
+            _route(method, path, partial(self._answer, f"{method} {path}"))
             for method, path in (name.split() for name in OPERATIONS.own)
             if jobs or not path.startswith("/admin/jobs")
         ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import wraps
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 from aiohttp import web
@@ -16,9 +15,9 @@ from pydantic import Field
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.middleware import actor_of
 from gateway.admin.operations import TypedDict, operation
-from gateway.admin.policy_manager import PolicyManager, file_contents
+from gateway.admin.policy_manager import file_contents
 from gateway.admin.responses import Error, json_response
-from gateway.admin.stats import PolicySummary, Stats
+from gateway.admin.stats import PolicySummary
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import validate_name
 from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
@@ -28,6 +27,9 @@ from gateway.config.policy.schema import PolicyFile
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge
 from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.observability.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from gateway.admin.on_demand import AdminCore
 
 # Latency budgets that no backend has met since the gateway started. Only a running gateway knows them.
 MIN_ANSWERS = 20  # answers of each backend; fewer may all be slow by chance
@@ -170,18 +172,13 @@ ERRORS: dict[str, Any] = {"error": PolicyError, "errors": {422: PolicyFaults}}
 YAML: dict[str, Any] = {"body": PolicyFile, "body_type": "application/yaml", **ERRORS}
 
 
-@dataclass(frozen=True, slots=True)
 class PolicyAdmin:
-    """`PolicyAdmin` serves `/admin/policy`.
+    """`PolicyAdmin` serves `/admin/policy`."""
 
-    `describe` returns the summary that the dashboard shows. `live_warnings` returns warnings that only a running
-    gateway can give.
-    """
-
-    manager: PolicyManager
-    policy: Callable[[], Policy]
-    describe: Callable[[], dict[str, Any]]
-    live_warnings: Callable[[], Iterable[ConfigError]]
+    def __init__(self, core: AdminCore) -> None:
+        self.manager = core.policies
+        self.policy = core.policy
+        self._core = core
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -198,9 +195,14 @@ class PolicyAdmin:
         """Show the policy in force with its files. The `ETag` is its hash."""
         policy = self.policy()
         files = [{"name": name, "content": content} for name, content in file_contents(policy.texts).items()]
-        budgets = [doubt.as_json() for doubt in self.live_warnings()]
+        budgets = [doubt.as_json() for doubt in unmet_budgets(policy, self._core.parts().telemetry)]
         answer = json_response(
-            {**self.describe(), "unmet_budgets": budgets, "editable": self.manager.is_editable, "files": files}
+            {
+                **self._core.stats.report()["policy"],
+                "unmet_budgets": budgets,
+                "editable": self.manager.is_editable,
+                "files": files,
+            }
         )
         answer.headers["ETag"] = f'"{policy.hash}"'
         return answer
@@ -312,10 +314,3 @@ def policy_errors(handler: Handler) -> Handler:
             return json_response({"ok": False, "error": error.message}, error.status)
 
     return answer
-
-
-def build_policy_admin(
-    telemetry: Telemetry, manager: PolicyManager, policy: Callable[[], Policy], stats: Stats
-) -> PolicyAdmin:
-    """Build the policy operations. `policy` returns the policy in force."""
-    return PolicyAdmin(manager, policy, lambda: stats.report()["policy"], lambda: unmet_budgets(policy(), telemetry))

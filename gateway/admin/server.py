@@ -12,10 +12,9 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.backends import BackendReport
 from gateway.admin.learning import QualityHandler
-from gateway.admin.middleware import AccessMiddleware, actor_of
+from gateway.admin.middleware import PAGE, AccessMiddleware, actor_of
 from gateway.admin.operations import TEXT, operation
 from gateway.admin.responses import json_response
-from gateway.admin.static_files import PATH
 from gateway.admin.stats import Stats, StatsReport
 from gateway.config.units import Address
 from gateway.observability.telemetry import Telemetry
@@ -86,7 +85,7 @@ class AdminPort:
     @operation(status=302)
     async def _home(self, request: web.Request) -> web.StreamResponse:
         """Redirect to the dashboard."""
-        raise web.HTTPFound(PATH)
+        raise web.HTTPFound(PAGE)
 
     @operation(Actor)
     async def _whoami(self, request: web.Request) -> web.StreamResponse:

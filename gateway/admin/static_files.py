@@ -6,12 +6,16 @@ import gzip
 import hashlib
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from gateway.admin.middleware import PAGE
 from gateway.admin.operations import operation
 
-PATH = "/dashboard"
+if TYPE_CHECKING:
+    from gateway.admin.on_demand import AdminCore
+
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The page loads nothing from other hosts, cannot be framed, and never treats text as markup or script.
 HEADERS = {
@@ -26,13 +30,13 @@ HEADERS = {
 class StaticFiles:
     """`StaticFiles` serves the files of the dashboard from memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, _: AdminCore | None = None) -> None:
         self._files = _files(resources.files("gateway.admin") / "dashboard")
         self._gzipped: dict[str, bytes] = {}  # those that a browser has asked for: all of them take 13 ms of a start
         self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in self._files.items()}
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get(PATH, self._get), web.get(PATH + "/{name:.+}", self._get)]
+        return [web.get(PAGE, self._get), web.get(PAGE + "/{name:.+}", self._get)]
 
     @operation(str, returns_type="text/html")
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -54,11 +58,6 @@ class StaticFiles:
         if (data := self._gzipped.get(name)) is None:
             data = self._gzipped[name] = gzip.compress(self._files[name], mtime=0)
         return data
-
-
-def is_page(path: str) -> bool:
-    """Return whether the path belongs to the dashboard, including the redirect to it."""
-    return path in ("/", PATH) or path.startswith(PATH + "/")
 
 
 def _files(folder: Traversable, prefix: str = "") -> dict[str, bytes]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
-from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
 from gateway.adapters.onnx.model_files import (
@@ -30,6 +30,9 @@ from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
 from gateway.errors import StartupError
 from gateway.ports import TextEncoder, Verifier
 
+if TYPE_CHECKING:
+    from gateway.adapters.embedding.hashing import HashEncoder
+
 LOG = logging.getLogger("nearhit.semantic")
 
 
@@ -39,7 +42,7 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
     `data_dir` records the properties of a served model, in case its server is down at a later start.
     """
     if config.adapter == "hash":
-        return HashEncoder()
+        return _hash_encoder()
     if config.adapter == "onnx":
         return OnnxEncoder(model_dir_of(config), threads=config.threads)
     if config.adapter == "triton":
@@ -53,6 +56,12 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
             f"({error}): pip install 'nearhit[sentence-transformers]'"
         ) from None
     encoder: TextEncoder = module.SentenceTransformersEncoder(config.model, config.device)
+    return encoder
+
+
+def _hash_encoder() -> HashEncoder:
+    """Build the encoder of benches and tests."""
+    encoder: HashEncoder = importlib.import_module("gateway.adapters.embedding.hashing").HashEncoder()
     return encoder
 
 
@@ -177,7 +186,7 @@ def build_embedder(
 ) -> tuple[TextEncoder, BatchingEmbedder | InlineEmbedder]:
     """Build the encoder and its embedder. See `build_encoder`."""
     if config.adapter == "hash":
-        hashing = HashEncoder()
+        hashing = _hash_encoder()
         return hashing, InlineEmbedder(hashing)
     encoder = build_encoder(config, data_dir)
     batch_limit = MAX_BATCH if config.adapter == "onnx" else None

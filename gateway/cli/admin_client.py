@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
-from gateway.cli.output import print_result
+from gateway.cli.output import CommandFailed, print_result
 from gateway.config.environment import read_secret
 from gateway.config.load import load_config
 from gateway.config.policy.single_backend import upstream_config
 from gateway.config.units import Address
-from gateway.errors import GatewayError
 
 T = TypeVar("T")
 CONNECT_S = 5.0
@@ -28,14 +27,6 @@ POLL_S = 0.1  # between two attempts to reach a gateway that is still starting
 # A purge scans the whole store before it answers: a million entries take minutes.
 TIMEOUT_S = 900.0
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, never bound
-
-
-class CommandFailed(GatewayError):
-    """The command failed; the message is one sentence for the operator."""
-
-
-class WrongUsage(CommandFailed):
-    """The arguments contradict each other, which the parser cannot see: exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, call_gateway
-from gateway.cli.output import print_result, printable
+from gateway.cli.admin_client import AdminClient, call_gateway
+from gateway.cli.output import CommandFailed, WrongUsage, print_result, printable
 from gateway.cli.parser import Command
 from gateway.cli.progress import spinner
 

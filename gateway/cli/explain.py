@@ -17,8 +17,8 @@ from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via
 from gateway.admin.explanation import PATH, Explanation, build_explanation, embed_question, parse_request
 from gateway.cache.model_factory import build_embedder
 from gateway.calls import Call
-from gateway.cli.admin_client import AdminAddress, AdminClient, CommandFailed, WrongUsage, admin_address, connect
-from gateway.cli.output import FAULT, GOOD, print_result, print_warning
+from gateway.cli.admin_client import AdminAddress, AdminClient, admin_address, connect
+from gateway.cli.output import FAULT, GOOD, CommandFailed, WrongUsage, print_result, print_warning
 from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.load import load_config

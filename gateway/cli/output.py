@@ -10,7 +10,17 @@ from typing import Any
 
 import orjson
 
+from gateway.errors import GatewayError
+
 GOOD, FAULT, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
+
+
+class CommandFailed(GatewayError):
+    """The command failed; the message is one sentence for the operator."""
+
+
+class WrongUsage(CommandFailed):
+    """The arguments contradict each other, which the parser cannot see: exit code 2."""
 
 
 def print_result(arguments: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:

@@ -15,8 +15,17 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, call_gateway
-from gateway.cli.output import FAULT, GOOD, print_line, print_result, print_warning, time_text
+from gateway.cli.admin_client import AdminClient, call_gateway
+from gateway.cli.output import (
+    FAULT,
+    GOOD,
+    CommandFailed,
+    WrongUsage,
+    print_line,
+    print_result,
+    print_warning,
+    time_text,
+)
 from gateway.cli.parser import Command
 from gateway.config.policy.history import AUTHOR, COMMENT, unified_diff
 from gateway.config.policy.load import LAST_FILE

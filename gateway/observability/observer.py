@@ -11,14 +11,13 @@ from gateway.context import RequestContext
 from gateway.messages import Provenance
 from gateway.observability.access_log import AccessLog, AllSeries, LogShares, RequestSeries
 from gateway.observability.live_events import LiveEvents
-from gateway.observability.sampler import Tracing
-from gateway.observability.spans import root_of
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Verdict
 from gateway.ports import Clock
 from gateway.tracing import TraceRecorder
 
 if TYPE_CHECKING:
+    from gateway.observability.sampler import Tracing
     from gateway.request_fields import TrafficNotes
 
 
@@ -148,7 +147,7 @@ class Observer:
         ended: float,
     ) -> None:
         seconds = ended - request.received
-        tracing.on_end(traced, root_of(request, traced, ended=ended, status=status, provenance=provenance))
+        tracing.end(traced, request, ended=ended, status=status, provenance=provenance)
         telemetry, wall, trace_id = self._telemetry, self._clock.wall(), traced.trace_id
         verdict = Verdict.MISS if provenance is None else provenance.verdict
         telemetry.request_seconds.exemplify(seconds, trace_id, wall, request.route, verdict)

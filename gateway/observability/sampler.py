@@ -7,7 +7,8 @@ from random import getrandbits
 from typing import Protocol
 
 from gateway.context import RequestContext
-from gateway.observability.spans import FinishedRequest, Root
+from gateway.messages import Provenance
+from gateway.observability.spans import FinishedRequest, Root, root_of
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tracing import LOW_BITS, TraceRecorder, parent_of, sampling_limit
@@ -54,6 +55,18 @@ class Tracing:
     def drop(self, traced: TraceRecorder) -> None:
         """Export nothing of a request, not even its later work."""
         traced.later = _forget
+
+    def end(
+        self,
+        traced: TraceRecorder,
+        request: RequestContext,
+        *,
+        ended: float,
+        status: int,
+        provenance: Provenance | None,
+    ) -> None:
+        """Export a request that is over, as `on_end`."""
+        self.on_end(traced, root_of(request, traced, ended=ended, status=status, provenance=provenance))
 
     def on_end(self, traced: TraceRecorder, root: Root) -> None:
         """Export a request, and its later work at intervals."""

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from gateway.entries import Embedding, Vector
 from gateway.latency_forecast import LatencyForecast, Prediction, RemainingBudget
 from gateway.ports import Clock, ComplexityScorer
 from gateway.request_fields import Estimates
-from gateway.routing.classification import RouteClassifier
-from gateway.routing.conversations import Conversation, Conversations
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import (
     BackendTraits,
@@ -41,6 +39,10 @@ from gateway.scores import ScoredPrompt, Scorer
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import call_features
+
+if TYPE_CHECKING:  # features bring them
+    from gateway.routing.classification import RouteClassifier
+    from gateway.routing.conversations import Conversation, Conversations
 
 NO_ROW = np.zeros(0, np.float16)  # nothing is learnt from a score without its prompt
 

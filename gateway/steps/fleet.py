@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.cache.admission import HitForMiss
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.memory_cache import TieredStore
-from gateway.cache.placement import Placement
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import ChangeConsumer
 from gateway.cache.stores import Stores
@@ -26,6 +25,9 @@ from gateway.routing.tier_learning import TierLearning
 from gateway.steps.exact_cache import LeasedLookup
 from gateway.steps.feedback import ApplyFeedback, FeedbackState
 from gateway.upstream.backend import UpstreamPool
+
+if TYPE_CHECKING:  # features bring them
+    from gateway.cache.placement import Placement
 
 
 class Leasing(Protocol):

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from gateway.cache.placement import Placement
 from gateway.context import RequestContext
 from gateway.entries import Entry
 from gateway.messages import Provenance, Response
 from gateway.ports import ResponseStore
 from gateway.prices import Tokens
-from gateway.routing.classification import RouteClassifier
-from gateway.routing.conversations import Conversations
 from gateway.routing.trials import Trials
 
 if TYPE_CHECKING:  # imported with the first route that compares questions
     from gateway.cache.answer_comparer import AnswerComparer
+    from gateway.cache.placement import Placement
+    from gateway.routing.classification import RouteClassifier
+    from gateway.routing.conversations import Conversations
 
 OnStored: TypeAlias = "Callable[[RequestContext, Entry, AnswerComparer, ResponseStore], None]"
 """Arguments: the request, its answer as stored, the comparisons of answers, the store that lookups read."""

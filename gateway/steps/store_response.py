@@ -13,7 +13,6 @@ from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refus
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_additions import add_to_index, is_allowed
 from gateway.cache.inflight_questions import build_entry
-from gateway.cache.placement import Placement
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.cache.schema_checks import SchemaChecks, Validity
 from gateway.cache.tool_calls import ToolCallRule, refuse_tool_calls
@@ -35,6 +34,7 @@ from gateway.tasks import spawn
 
 if TYPE_CHECKING:  # absent without a route that compares questions
     from gateway.cache.late_vectors import LateVectors
+    from gateway.cache.placement import Placement
 
 LOG = logging.getLogger("nearhit.store")
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.circuit_breaker import BreakerState
 from gateway.context import Load, RequestContext
@@ -19,7 +19,6 @@ from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.request_fields import NO_CALLS, UpstreamCalls
-from gateway.transmission import Transmission
 from gateway.upstream.header_filter import UPSTREAM_REQUEST_ID
 from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging
@@ -42,6 +41,9 @@ from gateway.upstream.retry import (
 )
 from gateway.upstream.upstream import Upstream, in_service
 from gateway.upstream.warm_upstreams import open_prefixes
+
+if TYPE_CHECKING:  # features bring them
+    from gateway.transmission import Transmission
 
 LOG = logging.getLogger("nearhit.upstreams")
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.admin.static_files import is_page
+from gateway.admin.middleware import is_page
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import connected

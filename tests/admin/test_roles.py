@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.middleware import AUDITED_GETS, READ_ONLY_POSTS, ROLES, is_audited
-from gateway.admin.static_files import is_page
+from gateway.admin.middleware import AUDITED_GETS, READ_ONLY_POSTS, ROLES, is_audited, is_page
 from gateway.principal import Role
 from gateway.steps.authenticate import BURST, INTERVAL_S, AuthThrottle, network_of
 from tests.admin.test_admin_port import TOKEN, get, metrics

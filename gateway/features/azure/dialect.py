@@ -15,9 +15,9 @@ from gateway.calls import Call, Outgoing
 from gateway.dialect_traits import Endpoint
 from gateway.dialects.conversation import Conversational
 from gateway.dialects.json_body import read_object
-from gateway.dialects.known import VERSIONED, path_of
+from gateway.dialects.known import RESPONSES, VERSIONED, path_of
 from gateway.dialects.openai.dialect import OPERATIONS, Embeddings, OpenAI, call_of
-from gateway.dialects.openai.responses import RESPONSES, OpenAIResponses
+from gateway.dialects.openai.responses import OpenAIResponses
 
 PATH = path_of("azure")
 DEPLOYMENTS = "/openai/deployments/"

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from gateway.cli.admin_client import WrongUsage
-from gateway.cli.output import print_result
+from gateway.cli.output import WrongUsage, print_result
 from gateway.cli.parser import Command, build
 from gateway.features.capacity.costs import load_costs, load_prices
 from gateway.features.capacity.demand import Demand, DemandImpossible

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from gateway.adapters.onnx.model_files import default_model_dir
-from gateway.cli.admin_client import CommandFailed, WrongUsage
-from gateway.cli.output import FAULT, GOOD, print_result
+from gateway.cli.output import FAULT, GOOD, CommandFailed, WrongUsage, print_result
 from gateway.cli.parser import Command, build, integer_between, number_between
 from gateway.cli.progress import bar_console, step_reporter
 from gateway.features.distillation.data import DataInvalid

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from gateway.cache.erasure_key import ERASURE_KEY, erasure_secret
-from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, call_gateway
-from gateway.cli.output import print_result, printable
+from gateway.cli.admin_client import AdminClient, call_gateway
+from gateway.cli.output import CommandFailed, WrongUsage, print_result, printable
 from gateway.cli.parser import Command
 from gateway.cli.progress import spinner
 from gateway.config.load import load_config

@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.admin.explanation import Explanation
-from gateway.cli.admin_client import CommandFailed
-from gateway.cli.output import pluralise
+from gateway.cli.output import CommandFailed, pluralise
 from gateway.config.errors import unknown_name
 from gateway.config.policy.parameters import untuned
 

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.cli.admin_client import AdminAddress, CommandFailed, admin_address
+from gateway.cli.admin_client import AdminAddress, admin_address
 from gateway.cli.explain import GatewayExplainer, OfflineExplainer, explainer_of
-from gateway.cli.output import FAULT, GOOD, print_result, print_warning
+from gateway.cli.output import FAULT, GOOD, CommandFailed, print_result, print_warning
 from gateway.cli.parser import Command, parser_type
 from gateway.cli.progress import spinner
 from gateway.config.policy.model import Policy

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gateway.cache.stored_parts import StoredCommand, not_reached
-from gateway.cli.admin_client import AdminClient, CommandFailed, call_gateway
-from gateway.cli.output import FAULT, GOOD, pluralise, print_result, print_warning
+from gateway.cli.admin_client import AdminClient, call_gateway
+from gateway.cli.output import FAULT, GOOD, CommandFailed, pluralise, print_result, print_warning
 from gateway.cli.parser import Command
 from gateway.cli.progress import Advance, progress_bar
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.admin_client import WrongUsage, print_response
-from gateway.cli.output import time_text
+from gateway.cli.admin_client import print_response
+from gateway.cli.output import WrongUsage, time_text
 from gateway.cli.parser import Command, Run
 
 JOB = "job_0123456789abcdef0123456789abcdef"

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.admin_client import AdminClient, WrongUsage, call_gateway, print_response
-from gateway.cli.output import print_result, print_warning, time_text
+from gateway.cli.admin_client import AdminClient, call_gateway, print_response
+from gateway.cli.output import WrongUsage, print_result, print_warning, time_text
 from gateway.cli.parser import Command
 
 SHOWN_ONCE = "the key is shown only this once: "

@@ -11,8 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.admin_client import CommandFailed
-from gateway.cli.output import pluralise, print_result
+from gateway.cli.output import CommandFailed, pluralise, print_result
 from gateway.cli.parser import Command
 from gateway.config.load import load_config
 from gateway.features.prices.catalogue import NAME, Catalogue, ListedModel, load_catalogue

@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, admin_address, call_gateway, connect
-from gateway.cli.output import GOOD, pluralise, print_result, printable
+from gateway.cli.admin_client import AdminClient, admin_address, call_gateway, connect
+from gateway.cli.output import GOOD, CommandFailed, pluralise, print_result, printable
 from gateway.cli.parser import Command, number_between
 from gateway.cli.signals import stop_event
 from gateway.features.top.figures import Report, RouteFigures, TopFigures, figures

@@ -19,8 +19,7 @@ from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.label_archive import read_labels
 from gateway.cache.model_factory import can_tune, embedder_name
 from gateway.cache.verifier_versions import VerifierVersions
-from gateway.cli.admin_client import CommandFailed, WrongUsage
-from gateway.cli.output import print_result, printable, time_text
+from gateway.cli.output import CommandFailed, WrongUsage, print_result, printable, time_text
 from gateway.cli.parser import Command, number_between, parser_type
 from gateway.cli.progress import bar_console, progress_bar, step_reporter
 from gateway.config import Config

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from gateway.cli.admin_client import CommandFailed
+from gateway.cli.output import CommandFailed
 from gateway.cli.progress import Advance
 
 MAX_LINE = 10 * 2**20
