@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,8 +62,13 @@ class _Held:
     is_changed: bool = False
 
     @property
-    def chars(self) -> int:
-        return sum(len(piece.text) for piece in self.pieces if piece.role is Role.DELTA)
+    def chars(self) -> Counter[Hashable]:
+        """The characters of its text, by channel."""
+        chars = Counter[Hashable]()
+        for piece in self.pieces:
+            if piece.role is Role.DELTA:
+                chars[piece.channel] += len(piece.text)
+        return chars
 
     @property
     def has_tool(self) -> bool:
@@ -281,14 +287,17 @@ class GuardedEvents:
             held.is_changed = held.is_changed or any(id(piece) in containers for piece in held.pieces)
 
     def _release(self, keep: int, *, tools: bool = False) -> None:
-        """Pass on what is held, except for the last `keep` characters. Unless `tools` may pass, stop at a tool call."""
-        left = sum(held.chars for held in self._held)
+        """Pass on what is held, except for the last `keep` characters of each channel. Stop at a tool call, unless
+        `tools` may pass."""
+        left = Counter[Hashable]()
+        for held in self._held:
+            left.update(held.chars)
         count = 0
         for held in self._held:
             chars = held.chars
-            if (held.has_tool and not tools) or (keep and chars and left - chars < keep):
+            if (held.has_tool and not tools) or (keep and any(left[each] - chars[each] < keep for each in chars)):
                 break
-            left -= chars
+            left.subtract(chars)
             count += 1
             self._pass(held)
         self._held_bytes -= sum(len(held.event.data) for held in self._held[:count])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.calls import Call
 from gateway.dialects.known import find_dialect
@@ -153,6 +156,56 @@ def halves(event: Event) -> list[Event]:
         return [event]
     text = text_in([event])
     return chat_events(*(text[i : i + 3] for i in range(0, len(text), 3)))[:-1]
+
+
+class Batches:
+    """A source whose batches have the given sizes, again and again."""
+
+    can_notify, drained, complete = False, True, False
+
+    def __init__(self, events: Sequence[Event], sizes: Sequence[int]) -> None:
+        self._events, self._sizes, self._batch = [*events], cycle(sizes), None
+
+    def take(self) -> Sequence[Event] | None:
+        batch, self._batch = self._batch, None
+        self.complete = self.complete or any(event.data == b"[DONE]" for event in batch or ())
+        return batch
+
+    def is_finished(self) -> bool:
+        return False
+
+    async def wait(self) -> None:
+        size = next(self._sizes)
+        self._batch, self._events = self._events[:size], self._events[size:]
+
+    def subscribe(self, wake: Callable[[], None] | None) -> None:
+        raise NotImplementedError
+
+
+@given(
+    words=st.lists(st.sampled_from(["secret", "a", "harmless", "x" * 30]), min_size=1, max_size=400),
+    cuts=st.lists(st.sampled_from([1, 2, 3, 5, 20, 200]), min_size=1, max_size=4),
+    sizes=st.lists(st.sampled_from([1, 3, 10, 50]), min_size=1, max_size=4),
+    choices=st.integers(1, 3),
+)
+@settings(max_examples=60)
+def test_a_word_is_changed_wherever_pieces_batches_and_windows_cut_it(
+    words: list[str], cuts: list[int], sizes: list[int], choices: int
+) -> None:
+    text, rest, length = " ".join(words), list[str](), cycle(cuts)
+    while (at := sum(map(len, rest))) < len(text):
+        rest.append(text[at : at + next(length)])
+    events = [
+        Event(json.dumps({"choices": [{"index": i, "delta": {"content": piece}}]}).encode())
+        for piece in rest
+        for i in range(choices)
+    ]
+    source = ObservedStream(Batches([*events, Event(b"[DONE]")], sizes))
+    flow = ObservedStream(GuardedEvents(source, call_of("/v1/chat/completions"), Guard()))
+    found = [json.loads(event.data)["choices"][0] for event in asyncio.run(read(flow))[:-1]]
+    for i in range(choices):
+        shown = "".join(choice["delta"]["content"] for choice in found if choice["index"] == i)
+        assert shown == text.replace("secret", "[gone]")
 
 
 async def test_a_block_ends_the_stream_and_nothing_of_its_window_passes() -> None:
