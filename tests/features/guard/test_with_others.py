@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import anthropic
@@ -10,7 +12,9 @@ import openai
 import pytest
 from aiohttp import ClientTimeout, web
 
-from tests.features.guard.conftest import Guarded
+from gateway.config.policy.load import policy_from_text
+from tests.docs.recipes import DOCS
+from tests.features.guard.conftest import Guarded, policy_at
 from tests.features.jobs.asking import over
 from tests.features.recorder.test_recording import flushed
 from tests.fixtures.upstream import chunk
@@ -41,6 +45,28 @@ async def test_a_job_is_judged_as_its_request_would_be(guarded: Guarded) -> None
     assert not guarded.upstream.calls
     done = await job("a secret job")
     assert "a [gone] job" in json.dumps(done["response"])
+
+
+async def test_the_server_of_the_page_judges(guarded: Guarded) -> None:
+    """It takes the place of the guard of the route `requests`, as another policy says."""
+    code = (DOCS / "guard.md").read_text().partition("```python\n")[2].partition("```")[0]
+    definition, start, _ = code.rpartition("http.server.ThreadingHTTPServer")
+    assert start
+    names: dict[str, Any] = {}
+    exec(definition, names)
+    gateway, before = guarded.served.gateway, guarded.served.gateway.policy
+    with ThreadingHTTPServer(("127.0.0.1", 0), names["Judge"]) as server:
+        running = asyncio.get_running_loop().run_in_executor(None, server.serve_forever)
+        policy = policy_at(f"http://127.0.0.1:{server.server_port}")
+        try:
+            gateway.apply(policy_from_text(policy, "policy.yaml", gateway.config))
+            assert (await guarded.chat("write to ann@example.org", "both")).text == "main answers: write to [address]"
+            refused = await guarded.chat("Abracadabra!", "both")
+            assert (refused.status, "no spells" in refused.json["error"]["message"]) == (400, True)
+        finally:
+            gateway.apply(before)
+            server.shutdown()
+            await running
 
 
 async def speak(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
