@@ -104,6 +104,7 @@ class Admission(StrEnum):
     MALFORMED = "malformed"
     PURGED = "purged"  # a purge during the fetch covers it
     READ_ONLY = "read-only"  # the API key may not store answers
+    LINK = "link"  # its pictures are links, which expire
     NO_TTL = "no-ttl"  # an MCP result without a lifetime: neither the server nor the policy gives one
     UNJUDGED = "unjudged"  # the guard gave no verdict on it, and the policy lets it pass
     SIDE_MESSAGES = "side-messages"  # the server sent more than the result on the result's stream

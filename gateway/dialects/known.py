@@ -74,6 +74,9 @@ DECLARED: Mapping[str, Declaration] = {
         re.compile(r"/v1/audio/(?:transcriptions|translations)"),
         passes=True,
     ),
+    "images": Declaration(
+        "gateway.features.exact_calls.images:Images", re.compile(r"/v1/images/(?:generations|edits)"), passes=True
+    ),
 }
 DEFAULT = "openai"  # the protocol of the gateway's own errors where no other is known
 

@@ -1,1 +1,1 @@
-"""The calls that pass through and whose answers are cached by exact match: reranking, moderation."""
+"""The calls that pass through, and whose answers are cached by exact match."""

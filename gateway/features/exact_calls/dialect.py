@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from gateway.calls import Call, Decisive, Inspection, Outgoing
 from gateway.config.schema import MAX_BODY_KEYS
 from gateway.dialects.equal_forms import Table, with_defaults_left_out
-from gateway.dialects.json_body import check_keys, check_model, dump_json, is_json, load_json, read_object
+from gateway.dialects.json_body import check_keys, check_model, dump_json, load_json, read_object
 from gateway.dialects.unstreamed import Unstreamed
-from gateway.dialects.usage import NOTHING, AnswerUsage, usage_in
+from gateway.dialects.usage import AnswerUsage, usage_in
 from gateway.errors import BadRequest
 from gateway.features.exact_calls.forms import FORM, Form
 from gateway.outcomes import Admission, Bypass
@@ -91,9 +93,10 @@ class ExactCalls(Unstreamed):
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         if streamed or len(payload) != 1 or not payload[0]:
             return Inspection(Admission.INCOMPLETE, 0, 0)
-        if not is_json(payload[0]):
-            return self.inspected(call, self.admission_of_text(call, payload[0]), NOTHING)
-        answer = load_json(payload[0])
+        try:
+            answer = load_json(payload[0])
+        except orjson.JSONDecodeError:
+            return Inspection(Admission.MALFORMED, 0, 0)
         if isinstance(answer, Mapping) and answer.get("error"):
             return Inspection(Admission.ERROR_STATUS, 0, 0)
         return self.inspected(call, self.admission_of(call, answer), usage_in(answer))
@@ -107,10 +110,6 @@ class ExactCalls(Unstreamed):
     def admission_of(self, call: Call, answer: Any) -> Admission:
         """Return whether a JSON answer may be stored."""
         raise NotImplementedError
-
-    def admission_of_text(self, call: Call, answer: bytes) -> Admission:
-        """Return whether an answer that is not JSON may be stored."""
-        return Admission.MALFORMED
 
     def billed_units(self, call: Call, usage: AnswerUsage) -> float | None:
         """Return the amount of `unit` that an answer costs, or None if it does not tell."""

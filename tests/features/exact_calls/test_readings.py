@@ -10,6 +10,7 @@ import pytest
 from gateway.calls import Call
 from gateway.dialects.forms import FormPart, write_form
 from gateway.errors import BadRequest
+from gateway.features.exact_calls.images import Images
 from gateway.features.exact_calls.moderation import Moderation
 from gateway.features.exact_calls.rerank import Rerank
 from gateway.features.exact_calls.transcription import Transcription
@@ -91,3 +92,14 @@ def test_values_of_one_field_keep_their_order_and_fields_do_not() -> None:
 def test_a_form_that_two_servers_may_read_differently_is_no_call(parts: tuple[FormPart, ...]) -> None:
     with pytest.raises(BadRequest):
         transcribed(*parts)
+
+
+@pytest.mark.parametrize(("seed", "is_call"), [("7", True), ("", False), ("-1", False), ("٧", False), ("7.5", False)])
+def test_a_form_for_a_picture_needs_a_seed(seed: str, is_call: bool) -> None:
+    body, kind = write_form((field("seed", seed), field("prompt", "a fjord"), SOUND))
+    try:
+        call = Images().parse("/v1/images/edits", body, {"content-type": kind})
+    except BadRequest:
+        assert not is_call
+    else:
+        assert is_call and call.prompt == "a fjord"
