@@ -35,5 +35,14 @@ PATHS = frozenset(
 )
 
 
+# Such calls make nothing either. But what they return is encrypted, and only the backend that has made it can read it.
+OF_ONE_BACKEND = frozenset({"/v1/responses/compact"})
+
+
+def may_be_repeated(method: str, path: str) -> bool:
+    """Return whether a backend that has answered such a call with an error may be asked again."""
+    return method == "POST" and (path in PATHS or path in OF_ONE_BACKEND)
+
+
 def is_self_contained(method: str, path: str) -> bool:
     return method == "POST" and path in PATHS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.context import RequestContext
-from gateway.dialects.self_contained import is_self_contained
+from gateway.dialects.self_contained import may_be_repeated
 from gateway.errors import AttemptTimedOut, BackendError, BackendOverloaded, ModelNotReady, UnsupportedByBackend
 from gateway.messages import Response
 from gateway.observability.metrics import Counter
@@ -167,7 +167,7 @@ def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool 
     with an error works no longer.
 
     Parsed calls change nothing upstream, unless they are stateful. Others may. They are repeated only if the method
-    allows it (RFC 9110 section 9.2.2), or if they are self-contained and were answered. Their body must be at hand. The
+    allows it (RFC 9110 section 9.2.2), or if they make nothing and were answered. Their body must be at hand. The
     retries of a pool, the transport, the fallbacks of a route and the attempts of a job all ask here.
     """
     if not sent:
@@ -176,7 +176,7 @@ def is_repeatable(request: RequestContext, *, sent: bool = True, answered: bool 
         return not request.call.stateful
     if request.opens_websocket:
         return False  # a refusal is the answer, and an open WebSocket is a session
-    harmless = request.method in IDEMPOTENT or (answered and is_self_contained(request.method, request.path))
+    harmless = request.method in IDEMPOTENT or (answered and may_be_repeated(request.method, request.path))
     return harmless and request.body_source.replayable
 
 
