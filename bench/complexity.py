@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from gateway.routing.complexity import ComplexityModel, load_weights
+from gateway.routing.complexity import build_complexity
 
 EXAM = (
     "What happens to investment spending and to aggregate demand if the central bank raises its rates?\n"
@@ -23,13 +23,13 @@ def varied_text(characters: int) -> str:
 
 
 def main() -> None:
-    model = ComplexityModel(load_weights(), "all-MiniLM-L6-v2/bench")
+    model = build_complexity("all-MiniLM-L6-v2/bench")
     vector = np.full(384, 384**-0.5, np.float32)
     for name, text in (("short", "Who wrote Anna Karenina?"), ("exam", EXAM), ("8 kB", varied_text(8192))):
         took = []
         for _ in range(CALLS):
             started = time.perf_counter()
-            model.score(text, 256, vector)
+            model.judge(text, 256, vector)
             took.append(time.perf_counter() - started)
         p50, p99 = np.quantile(took, [0.5, 0.99]) * 1e3
         print(f"{name:<6} {len(text):>5} characters  p50 {p50:.3f} ms  p99 {p99:.3f} ms")

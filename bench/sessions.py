@@ -33,7 +33,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.prices import Price
 from gateway.request_fields import Client
 from gateway.routing.backend_choice import BackendChoice
-from gateway.routing.complexity import ComplexityModel, load_weights
+from gateway.routing.complexity import ComplexityModel, build_complexity
 from gateway.routing.fallback import BackendAnswer
 from gateway.routing.latency_promises import Promises
 from gateway.routing.tier_learning import TierLearning
@@ -205,7 +205,7 @@ def read_questions() -> Sequence[tuple[Sequence[str], Sequence[str]]]:
 
 def replay(count: int, seed: int, progress: Callable[[str], None] = print) -> dict[str, Tally]:
     """Replay `count` sessions without sessions and with them, and return the figures of both."""
-    questions, complexity = read_questions(), ComplexityModel(load_weights(), "none")
+    questions, complexity = read_questions(), build_complexity("none")
     ways = {
         "none": Replay(None, THRESHOLD, complexity, count),
         "hold: tier": Replay(SessionRule(), THRESHOLD, complexity, 2 * count),

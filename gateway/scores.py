@@ -14,8 +14,7 @@ PromptRow = np.ndarray[tuple[int], np.dtype[np.float16]]
 class Scorer(StrEnum):
     """The origin of a complexity."""
 
-    TEXT = "text"  # the shipped score, of the text alone
-    EMBEDDING = "embedding"  # the shipped score, of the text and its embedding
+    TEXT = "text"  # the gateway's own score, of the text
     CLASSIFIER = "classifier"  # the route's own classifier
     SESSION = "session"  # the last question of the session
     STATED = "stated"  # the expectation of a policy test

@@ -31,7 +31,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Bypass
 from gateway.ports import ComplexityScorer
 from gateway.routing.backend_choice import BackendChoice
-from gateway.routing.complexity import ComplexityModel, load_weights
+from gateway.routing.complexity import ComplexityModel, build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
 from gateway.routing.tier_learning import TierLearning
@@ -87,7 +87,7 @@ class PolicyTestRunner:
 
     @cached_property
     def _text_model(self) -> ComplexityModel:
-        return ComplexityModel(load_weights(), "none")
+        return build_complexity("none")
 
     def faults(self, expectation: Expectation) -> Iterator[ConfigError]:
         """Yield a fault for each difference from the expectation."""

@@ -1,6 +1,10 @@
 """Score the complexity of a request: the probability that the light model's answer is worse. Pure.
 
-Two forms of text have weights of their own (made by `training.complexity`; docs/decisions/0010 gives the reasons):
+The score is that of `prompt_prior`. Beside it stand the weights of an earlier training, as an arm: they were worse on
+benchmarks that they had not seen, but a route's own labels may show that they are better on its prompts. Their logit is
+a part of the row that the route's own fit reads.
+
+Two forms of text have weights of their own in the arm (made by `training.complexity`):
 
     exam (lettered options)   p = sigmoid(a * logit(P(light wrong) * P(large right | light wrong)) + b * open + c),
                               each P a logistic function of the text and its embedding; fitted on public outcomes
@@ -23,13 +27,16 @@ from gateway.adapters.system.weight_files import Tables, WeightFiles, WeightsCor
 from gateway.entries import Vector
 from gateway.errors import StartupError
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
-from gateway.scores import PromptRow, ScoredPrompt, Scorer
+from gateway.routing.prompt_prior import PriorWeights, load_prior
+from gateway.scores import PromptRow, ScoredPrompt
 
 WEIGHTS = Path(__file__).parent / "weights"
 
 TRAINED = WeightFiles("complexity", "the weights of complexity")
 
 VARIANTS = ("text", "vector")
+
+ARM_LOGIT = 0.5  # the factor of the arm's logit in a row; its deviation is then near 1, as that of the features
 
 # Features are clipped to this many standard deviations from their mean, so that no single one dominates.
 MAX_DEVIATIONS = 3.0
@@ -92,51 +99,60 @@ class ComplexityWeights:
     text: Variant
     vector: Variant
 
+    def arm(self, reading: PromptReading, scaled: FloatArray, vector: Vector | None) -> float:
+        """Return the arm's logit. `scaled` are the features by `open`."""
+        variant = self.text if vector is None else self.vector
+        logit = variant.open(scaled, vector)
+        if reading.options is None:
+            return logit
+        return variant.exam(self.exam(np.concatenate([reading.features, reading.options])), vector, logit)
+
 
 class ComplexityModel:
-    """The scorer. `encoder` is the embedder's fingerprint, `name/...`; vectors of another name are not read."""
+    """The scorer. `encoder` is the embedder's fingerprint, `name/...`. The row reads no vectors of another name."""
 
-    def __init__(self, weights: ComplexityWeights, encoder: str) -> None:
+    def __init__(self, prior: PriorWeights, weights: ComplexityWeights, encoder: str) -> None:
+        self._prior = prior
         self._weights = weights
         self.reads_vectors = encoder.partition("/")[0] == weights.encoder
 
     @property
     def basis(self) -> str:
         """The name of the weights and inputs. State learned from scores with another basis is of no use."""
-        return f"complexity {self._weights.digest[:12]} {'with' if self.reads_vectors else 'without'} vectors"
+        digests = f"{self._prior.digest[:12]} {self._weights.digest[:12]}"
+        return f"complexity {digests} {'with' if self.reads_vectors else 'without'} vectors"
 
-    def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float:
+    def score(self, text: str, max_tokens: int | None) -> float:
         """Return the complexity in (0, 1), see `judge`."""
-        return self.judge(text, max_tokens, vector).score
+        return self.judge(text, max_tokens, None).score
 
     def judge(self, text: str, max_tokens: int | None, vector: Vector | None) -> ScoredPrompt:
         """Return the complexity in (0, 1), and the row that a route's own fit reads.
 
-        `vector` is the embedding of `text`. `max_tokens` is the client's limit. It takes 0.1 ms for a short text, 0.2
-        to 0.3 ms for 8 kB and more.
+        `vector`, the embedding of `text`, is a part of the row alone. `max_tokens` is the client's limit. It takes
+        0.15 ms for a short text, 0.3 to 0.4 ms for 8 kB and more.
         """
         weights = self._weights
         if not self.reads_vectors or (vector is not None and vector.shape != (weights.dimension,)):
             vector = None
-        variant = weights.text if vector is None else weights.vector
         reading = PromptReading(text, weights.rarity)
-        scaled = weights.open(reading.features)
-        logit = variant.open(scaled, vector)
-        if reading.options is not None:
-            logit = variant.exam(weights.exam(np.concatenate([reading.features, reading.options])), vector, logit)
+        logit = self._prior.logit(reading)
         if max_tokens is not None:
             logit += OUTPUT * max_tokens / (max_tokens + OUTPUT_HALF)
-        by = Scorer.TEXT if vector is None else Scorer.EMBEDDING
-        return ScoredPrompt(sigmoid(logit), self._row(scaled, vector), by)
+        return ScoredPrompt(sigmoid(logit), self._row(reading, vector))
 
-    def _row(self, scaled: FloatArray, vector: Vector | None) -> PromptRow:
-        """Return the features and the embedding. Zeros stand for a missing embedding, if there usually is one."""
-        if not self.reads_vectors:
-            return scaled.astype(np.float16)
-        row = np.zeros(len(scaled) + self._weights.dimension, np.float16)
-        row[: len(scaled)] = scaled
+    def _row(self, reading: PromptReading, vector: Vector | None) -> PromptRow:
+        """Return the features, the arm's logit and the embedding.
+
+        Zeros stand for a missing embedding, if there usually is one.
+        """
+        scaled = self._weights.open(reading.features)
+        width = len(scaled) + 1
+        row = np.zeros(width + (self._weights.dimension if self.reads_vectors else 0), np.float16)
+        row[: width - 1] = scaled
+        row[width - 1] = ARM_LOGIT * self._weights.arm(reading, scaled, vector)
         if vector is not None:
-            row[len(scaled) :] = vector * ROW_VECTOR
+            row[width:] = vector * ROW_VECTOR
         return row
 
 
@@ -196,6 +212,6 @@ def _array(tables: Tables, name: str, width: int) -> FloatArray:
 def build_complexity(embedder: str) -> ComplexityModel:
     """Build the scorer for an embedder's fingerprint. Raise `StartupError`."""
     try:
-        return ComplexityModel(load_weights(), embedder)
+        return ComplexityModel(load_prior(WEIGHTS), load_weights(), embedder)
     except WeightsCorrupt as error:
         raise StartupError(str(error)) from None

@@ -26,15 +26,19 @@ HEAD, TAIL = 600, 800
 # Without this, hard prompts look as short as greetings.
 WIDE_LETTERS, WIDE_LONG = 3, 0.25
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-MIN_OPTIONS = 2
+MIN_OPTIONS, MIN_BARE_OPTIONS = 2, 3
 MAX_CUE_CHARACTERS = 40
 MAX_OPTIONS = 6
 
 _TOKEN = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-zA-Z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
 )
-# A line that begins with a letter and a full stop, a bracket or a colon.
-_OPTION = re.compile(r"^[ \t]*[(\[]?([A-J])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
+# A line that begins with a letter and a full stop, a bracket or a colon. Where punctuation was removed, the letter alone
+# counts if there are `MIN_BARE_OPTIONS` of them.
+_OPTION = re.compile(r"^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
+_BARE_OPTION = re.compile(r"^[ \t]*([A-Ja-j])[ \t]+(\S.*)$", re.MULTILINE)
+_NO_LETTER = re.compile(r"[\W_]+")
+MIN_LETTERS = 3  # of the length: greetings of one letter are not far shorter than others
 _CUE = re.compile(r"\s*(?:Answer|Antwort|Respuesta|R\u00e9ponse)\s*:?\s*$")
 _SENTENCE = re.compile(r"[.!?]\s+(?=\S)")
 _FENCE = "```"
@@ -74,6 +78,32 @@ _SIGN_OF: Mapping[str, tuple[int, ...]] = {
     for signs in SIGNS.values()
     for sign in signs
 }
+# A mistyped word of a list counts as that word, so that typing errors move a score little. The words are found by what is
+# left of them without one letter (the symmetric deletes of SymSpell, Wolf Garbe 2012).
+MIN_CORRECTED = 5  # letters
+
+
+def _without_a_letter(word: str) -> list[str]:
+    return [word[:at] + word[at + 1 :] for at in range(len(word))]
+
+
+_LISTED = sorted({*_KIND_OF, *wordlists.FUNCTION})
+_MISTYPED: Mapping[str, str] = {
+    rest: word for word in _LISTED if len(word) >= MIN_CORRECTED for rest in (*_without_a_letter(word), word)
+}
+
+
+def corrected(word: str) -> str:
+    """Return the listed word that differs by a missing, an added or a wrong letter, or by two in another order.
+
+    Return the word itself if there is none. `word` is in lower case.
+    """
+    if len(word) < MIN_CORRECTED - 1:
+        return word
+    found = _MISTYPED.get(word)
+    return found or next((_MISTYPED[rest] for rest in _without_a_letter(word) if rest in _MISTYPED), word)
+
+
 _SHOUTED = frozenset({"NOT", "EXCEPT", "LEAST", "FALSE", "INCORRECT", "NEVER", "NO"})
 _ROMAN = frozenset({"I", "II", "III", "IV", "V"})
 DENSE = ("comparison", "quantity", "condition", "person")  # kinds whose share of the words is a feature too
@@ -115,24 +145,37 @@ class PromptReading:
     """The features of one prompt.
 
     `features` has shape (len(NAMES),). `options` has shape (len(OPTION_NAMES),), or is None where the prompt is no
-    multiple-choice question.
+    multiple-choice question. `length` is the natural logarithm of the letters and digits, which spacing and
+    punctuation do not change.
     """
 
-    __slots__ = ("features", "options")
+    __slots__ = ("features", "length", "options")
 
     def __init__(self, text: str, rarity: Commonness) -> None:
         text = without_courtesy(text)
         body = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
         if (cue := _CUE.search(body, max(0, len(body) - MAX_CUE_CHARACTERS))) is not None:
             body = body[: cue.start()]
-        matches = list(_OPTION.finditer(body))
-        exam = len(matches) >= MIN_OPTIONS and "".join(match[1] for match in matches) in "ABCDEFGHIJ"
-        stem = body[: matches[0].start()] if exam else body
-        omitted = len(text) - len(body)
-        self.features, vocabulary = _text_features(stem, max(0, omitted), rarity)
+        matches = _options_of(body)
+        stem = body[: matches[0].start()] if matches else body
+        omitted = max(0, len(text) - len(body))
+        self.features, vocabulary = _text_features(stem, omitted, rarity)
         self.options = (
-            _option_features([match[2] for match in matches[:MAX_OPTIONS]], vocabulary, rarity) if exam else None
+            _option_features([match[2] for match in matches[:MAX_OPTIONS]], vocabulary, rarity) if matches else None
         )
+        letters = len(_NO_LETTER.sub("", body)) + (WIDE_LETTERS - 1) * len(_WIDE.findall(body))
+        self.length = math.log(max(MIN_LETTERS, letters * (1.0 + omitted / max(1, len(body)))))
+
+
+def _options_of(body: str) -> Sequence[re.Match[str]]:
+    """Return the lettered options that end a text; none if it is no multiple-choice question."""
+    for pattern, least in ((_OPTION, MIN_OPTIONS), (_BARE_OPTION, MIN_BARE_OPTIONS)):
+        matches = list(pattern.finditer(body))
+        letters = "".join(match[1] for match in matches).upper()
+        begin = next((at for at in range(len(letters)) if letters[at:] in "ABCDEFGHIJ"), 0)
+        if len(letters) - begin >= least:
+            return matches[begin:]
+    return ()
 
 
 def without_courtesy(text: str) -> str:
@@ -180,6 +223,8 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
         first = token[0]
         if first.isalpha():
             lower = token.lower()
+            if lower not in _KIND_OF and rarity(lower) >= rarity.unlisted:
+                lower = corrected(lower)
             length = len(token)
             if _WIDE.match(first):
                 wide += count

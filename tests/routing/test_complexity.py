@@ -20,7 +20,7 @@ from gateway.entries import Vector
 from gateway.routing.complexity import (
     TRAINED,
     WEIGHTS,
-    ComplexityModel,
+    build_complexity,
     load_weights,
     weights_from,
 )
@@ -28,7 +28,7 @@ from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Com
 from training.perturb import typo
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
-MODEL = ComplexityModel(load_weights(), ENCODER)
+MODEL = build_complexity(ENCODER)
 
 # Of our own, and none of them among the graded prompts of training/.
 EASY = [
@@ -96,7 +96,7 @@ EXAM_HARD = (
 
 
 def score(text: str, max_tokens: int | None = None, vector: Vector | None = None) -> float:
-    return MODEL.score(text, max_tokens, vector)
+    return MODEL.judge(text, max_tokens, vector).score
 
 
 def vector_of(seed: int) -> Vector:
@@ -179,19 +179,24 @@ def test_what_asks_for_more_scores_higher(addition: str) -> None:
     assert score("Tell me about bees" + addition) > score("Tell me about bees" + "," * 3)
 
 
-def test_an_embedding_moves_the_score() -> None:
-    assert len({score("Tell me about bees", None, vector_of(i)) for i in range(4)} | {score("Tell me about bees")}) == 5
+def test_an_embedding_moves_the_row_and_never_the_score() -> None:
+    judged = [MODEL.judge("Tell me about bees", None, vector_of(i) if i else None) for i in range(4)]
+    assert len({each.score for each in judged}) == 1
+    assert len({each.row.tobytes() for each in judged}) == 4
+    assert len({len(each.row) for each in judged}) == 1
 
 
 @pytest.mark.parametrize("encoder", ["hash/384/v2", "bge-small/onnx-int8/0123456789ab", ""])
 def test_vectors_of_another_model_are_not_read(encoder: str) -> None:
-    model = ComplexityModel(load_weights(), encoder)
+    model = build_complexity(encoder)
     assert not model.reads_vectors
-    assert model.score("Tell me about bees", None, vector_of(1)) == score("Tell me about bees")
+    row = model.judge("Tell me about bees", None, vector_of(1)).row
+    assert row.tobytes() == model.judge("Tell me about bees", None, None).row.tobytes()
 
 
 def test_a_vector_of_another_length_is_not_read() -> None:
-    assert score("Tell me about bees", None, np.ones(7, np.float32)) == score("Tell me about bees")
+    row = MODEL.judge("Tell me about bees", None, np.ones(7, np.float32)).row
+    assert row.tobytes() == MODEL.judge("Tell me about bees", None, None).row.tobytes()
 
 
 @pytest.mark.parametrize(
