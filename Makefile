@@ -258,12 +258,11 @@ $(TRAIN_ENV)/.requirements: training/requirements.txt $(STAMP)
 	@touch $@
 
 # EVAL is the folder of the evaluation tools; without it there is no plot of quality against the large model's share.
-# The scores of held-out subjects require training, in a separate environment.
 MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
 OUTCOMES = $(EVAL)/data/routellm_outcomes.jsonl.gz
-bench-routing: dev $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## measure quality by the large model's share, and kept latency budgets by load (8 minutes, idle machine)
+bench-routing: dev $(QUALITY_ENV)/.requirements  ## measure quality by the large model's share, and kept latency budgets by load (8 minutes, idle machine)
 ifdef EVAL
-	@$(TRAIN_ENV)/bin/python -m training.outcome_scores --outcomes $(OUTCOMES) --model $(MODEL) --out build/routing/scores.json
+	@$(BIN)/python -m training.outcome_scores --outcomes $(OUTCOMES) --out build/routing/scores.json
 endif
 	@$(BIN)/python -m bench.routing --tools $(QUALITY_ENV)/bin/python --picture build/routing.png \
 	  $(if $(EVAL),--scores build/routing/scores.json)

@@ -7,21 +7,21 @@ It prints the tables of docs/quality.md, "The choice of the model". It also adap
 
     EVAL=folder of the evaluation tools
     .venv/bin/python $EVAL/router_eval.py --predictor quality.complexity:score             # the shipped weights
-    .venv-training/bin/python $EVAL/router_eval.py --trainer quality.complexity:fit        # subjects held out
+    .venv/bin/python $EVAL/router_eval.py --trainer quality.complexity:fit                 # subjects held out
 
 The shipped weights were fitted on the prompts of both files, so they need other prompts to measure unseen ones.
-`training.complexity --tables` holds prompts out. NEARHIT_MODEL_DIR is the folder of the embedding models, if not the
-default.
+`training.prompt_prior --tables` holds benchmarks out. NEARHIT_MODEL_DIR is the folder of the embedding models, if not
+the default.
 """
 
 # ruff: noqa: T201, S311 (a command prints; drawn changes of texts)
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,15 @@ import numpy as np
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL
-from gateway.routing.complexity import ComplexityModel, load_weights
+from gateway.routing.complexity import WEIGHTS, ComplexityModel, build_complexity, load_weights
 from gateway.routing.prompt_features import FloatArray
+from gateway.routing.prompt_prior import load_prior
 from gateway.routing.residual_fit import LabelArrays, fit_residual
 from gateway.routing.route_score import MIN_LABELS, attempt_fit
 from gateway.scores import ScoredPrompt
 from training.gaps import apgr, many_models
 from training.perturb import typo
+from training.prompt_prior import exam_scores, fit_exam, option_scale, read
 
 MODELS = Path(os.environ.get("NEARHIT_MODEL_DIR", ".venv/share/nearhit/models"))
 Score = Callable[[Sequence[str]], list[float]]
@@ -69,19 +71,17 @@ def score(prompts: Sequence[str]) -> list[float]:
 
 def fit(rows: Sequence[dict[str, Any]]) -> Score:
     """Train on rows with `prompt`, `weak`, `strong` and `domain`, and return the scorer."""
-    training = importlib.import_module("training.complexity")  # scikit-learn is in the training environment alone
-    encoder, words = OnnxEncoder(MODELS / MODEL, threads=2), training.common_words(MODELS / MODEL)
-    rarity = training.Commonness(words)
-    weights = training.train(
-        training.read_outcomes(rows, encoder, rarity), training.load_graded(encoder, rarity), rarity
-    )
-    model = ComplexityModel(weights, encoder.fingerprint)
-    return lambda prompts: [each.score for each in judge_all((model, encoder), prompts)]
+    shipped, rarity = load_prior(WEIGHTS), load_weights().rarity
+    asked = read([row["prompt"] for row in rows], rarity)
+    gain = np.array([float(row["strong"]) - float(row["weak"]) for row in rows])
+    options = option_scale(asked)
+    weights = fit_exam(asked, gain, shipped.rates, options)
+    return lambda prompts: exam_scores(weights, read(prompts, rarity), shipped.rates, options).tolist()
 
 
 def _shipped_model() -> tuple[ComplexityModel, OnnxEncoder]:
     encoder = OnnxEncoder(MODELS / MODEL)
-    return ComplexityModel(load_weights(), encoder.fingerprint), encoder
+    return build_complexity(encoder.fingerprint), encoder
 
 
 def judge_all(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str]) -> list[ScoredPrompt]:
@@ -96,8 +96,10 @@ def judge_all(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str
 
 def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, FloatArray]) -> None:
     """Print every pair, and the best single model whose calls cost no more than half of each."""
-    print("| light -> large | APGR shipped | length | half to the large one is right | always | is right |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| light -> large | gap | APGR | length | half to the large one is right | one model at the cost | is right |"
+    )
+    print("|---|---|---|---|---|---|---|")
     means = {name: float(right.mean()) for name, right in outcomes.items()}
     pairs = [(a, b) for a in outcomes for b in outcomes if means[b] > means[a]]
     half, below = scores > np.median(scores), 0
@@ -109,7 +111,8 @@ def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, Fl
         cost = (SIZES[light] + SIZES[large]) / 2
         best = max((name for name in outcomes if SIZES[name] <= cost), key=means.__getitem__)
         said = f"{best} | {means[best]:.3f}" if means[best] > routed else "none better |"
-        print(f"| {light} -> {large} | {own:.3f} | {by_length:.3f} | {routed:.3f} | {said} |")
+        gap = means[large] - means[light]
+        print(f"| {light} -> {large} | {gap:.3f} | {own:.3f} | {by_length:.3f} | {routed:.3f} | {said} |")
     print(f"\n{below} of {len(pairs)} pairs below length\n")
 
 
@@ -165,6 +168,8 @@ def changes(draw: random.Random) -> Mapping[str, Callable[[str], str]]:
         "could you": lambda text: f"Could you please tell me: {text}",
         "thanks after": lambda text: f"{text} Thank you!",
         "no final mark": lambda text: text.rstrip("?.! "),
+        "no punctuation": lambda text: re.sub(r"[^\w\s]", "", text),
+        "double spaces": lambda text: text.replace(" ", "  "),
         "British spelling": british,
         "one typing error": lambda text: typo(text, draw) or text,
         "three typing errors": lambda text: _times(text, draw, 3),
@@ -195,18 +200,21 @@ def show_robustness(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequen
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="router_outcomes2.jsonl.gz")
-    parser.add_argument("--held-out", type=Path, help="scores of `training.complexity --held-out`, to learn on top of")
+    parser.add_argument(
+        "--held-out", type=Path, help="scores of `training.prompt_prior --held-out`, in the place of the shipped ones"
+    )
     arguments = parser.parse_args()
     prompts, models, right = many_models(arguments.data)
     outcomes = {name: right[:, at] for at, name in enumerate(models)}
     scorer = _shipped_model()
     found = judge_all(scorer, prompts)
     scores = np.array([each.score for each in found])
-    show_pairs(scores, np.array([len(prompt) for prompt in prompts], float), outcomes)
     show_robustness(scorer, prompts, scores)
     if arguments.held_out is not None:
-        unseen = json.loads(arguments.held_out.read_text())["vector"]
+        unseen = json.loads(arguments.held_out.read_text())
         found = [ScoredPrompt(float(at), each.row) for at, each in zip(unseen, found, strict=True)]
+        scores = np.array([each.score for each in found])
+    show_pairs(scores, np.array([len(prompt) for prompt in prompts], float), outcomes)
     show_learned(found, outcomes)
 
 

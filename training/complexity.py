@@ -1,4 +1,7 @@
-"""Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --many JSONL.GZ --model DIR`.
+"""Trains the arm of complexity: `python -m training.complexity --outcomes JSONL.GZ --many JSONL.GZ --model DIR`.
+
+The shipped score is that of `training.prompt_prior`. These weights were worse on benchmarks that they had not seen.
+They stay as an arm, whose logit a route's own fit may use.
 
 It uses data that may ship. They are RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0) and LLMRouter's
 outcomes of nine models (MIT). Our own prompts, graded by hand, are in prompts/graded.txt. Its draws have fixed seeds,
@@ -27,15 +30,16 @@ import sklearn
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
+from gateway.entries import Vector
 from gateway.routing.complexity import (
     TRAINED,
     VARIANTS,
     WEIGHTS,
-    ComplexityModel,
     ComplexityWeights,
     Linear,
     Standard,
     Variant,
+    sigmoid,
 )
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
 from training import gaps, many_models
@@ -219,12 +223,6 @@ def both_logit(heads: tuple[Linear, Linear], scale: Standard, asked: Outcomes) -
     return np.asarray(np.log(both / (1.0 - both)))
 
 
-def domain_folds(domains: npt.NDArray[np.str_]) -> npt.NDArray[np.int_]:
-    """Return (n,): folds in 0..GROUPS-1, as `router_eval.py` cuts them."""
-    names = sorted(set(domains))
-    return np.array([names.index(domain) % GROUPS for domain in domains])
-
-
 def offset(logits: FloatArray, truth: FloatArray) -> float:
     """Return the offset at which the mean probability is the mean truth, by Newton's method."""
     added = 0.0
@@ -262,9 +260,14 @@ def train(
 
 def score_all(weights: ComplexityWeights, asked: Outcomes, *, vectors: bool = True) -> FloatArray:
     """Return (n,): scores by the gateway's own evaluator."""
-    model = ComplexityModel(weights, f"{ENCODER}/training")
-    each = zip(asked.prompts, asked.vectors, strict=True)
-    return np.array([model.score(text, None, vector if vectors else None) for text, vector in each])
+
+    def score(text: str, vector: Vector) -> float:
+        reading = PromptReading(text, weights.rarity)
+        return sigmoid(weights.arm(reading, weights.open(reading.features), vector if vectors else None))
+
+    return np.array(
+        [score(text, vector) for text, vector in zip(asked.prompts, asked.vectors.astype(np.float32), strict=True)]
+    )
 
 
 def save(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, Any], directory: Path) -> None:
@@ -306,7 +309,10 @@ def held_out_scores(seen: Outcomes, given: GradedPrompts, rarity: Commonness, fo
 def tables(seen: Outcomes, given: GradedPrompts, rarity: Commonness) -> dict[str, Any]:
     """Return the value of scores for each way of holding out, with the embedding and without."""
     found = {}
-    folds = {"leave-domains-out": domain_folds(seen.domains), "in-domain": gaps.random_folds(len(seen.light), GROUPS)}
+    folds = {
+        "leave-domains-out": gaps.domain_folds(seen.domains, GROUPS),
+        "in-domain": gaps.random_folds(len(seen.light), GROUPS),
+    }
     for how, fold in folds.items():
         for name, scores in held_out_scores(seen, given, rarity, fold).items():
             found[f"{how}, {name}"] = gaps.figures(scores, seen.light, seen.large, seen.prompts)

@@ -35,6 +35,12 @@ def random_folds(count: int, folds: int, seed: int = 0) -> npt.NDArray[np.int_]:
     return np.random.default_rng(seed).permutation(count) % folds
 
 
+def domain_folds(domains: npt.NDArray[np.str_], groups: int) -> npt.NDArray[np.int_]:
+    """Return (n,): folds in 0..groups-1, as `router_eval.py` cuts them."""
+    names = sorted(set(domains))
+    return np.array([names.index(domain) % groups for domain in domains])
+
+
 def curve(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | None = None) -> Curve:
     """Return the shares of the large model and the recovered parts of the gap between both models.
 

@@ -1,8 +1,8 @@
 """Trains the weights of the shipped complexity: `python -m training.prompt_prior --outcomes JSONL.GZ --many JSONL.GZ`.
 
 It uses data that may ship. They are RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0) and LLMRouter's
-outcomes of nine models (MIT). Our own prompts, graded by hand, are in prompts/graded.txt and prompts/tasks.txt. It needs
-numpy alone, and its draws have fixed seeds.
+outcomes of nine models (MIT). Our own prompts, graded by hand, are in prompts/graded.txt and prompts/tasks.txt. It
+needs numpy alone, and its draws have fixed seeds.
 
 `--tables` prints the value of the scores on benchmarks that were held out, beside prompt length: half of the subjects
 of MMLU for exam questions, and each form of the nine models' prompts for all others. Nothing is written then.
@@ -129,6 +129,11 @@ def load_graded(path: Path) -> Graded:
     return Graded(texts, [kind for kind, _, _ in rows], np.array([float(tenths) / 10 for _, tenths, _ in rows]))
 
 
+_CODE = re.compile(r"Write (a|an|python)? ?(python |code|\w+ ){0,3}(function|program|to)")
+_ASKS = re.compile(r"Who|In wh|Wh[aei]|Name")
+_NAMED = re.compile(r"[a-z,'\"] [A-Z][a-z]|\b1\d\d\d\b")  # a name or a year
+
+
 def form_of(prompt: str) -> str:
     """Return the benchmark of a prompt of LLMRouter, as far as its form tells it: the file does not say."""
     numbers = len(re.findall(r"\d+", prompt))
@@ -136,19 +141,21 @@ def form_of(prompt: str) -> str:
     rules = (
         ("grid", re.search(r"There (are|is) \d+ houses", prompt) is not None),
         ("complete code", "def " in prompt),
-        ("write code", re.match(r"Write (a|an|python)? ?(python |code|\w+ ){0,3}(function|program|to)", prompt) is not None),
+        ("write code", _CODE.match(prompt) is not None),
         ("words", prompt.count(",") >= 8 and "?" not in prompt and len(prompt) < 11 * (prompt.count(",") + 1)),
         ("competition", latex),
         ("sums", numbers >= 2 and 120 < len(prompt) < 1000 and re.search("[Hh]ow (many|much)", prompt) is not None),
         ("numbers", numbers >= 2 and 90 < len(prompt) < 1000),
         ("passages", len(prompt) > 500),
         ("searches", prompt[:1].islower() and "?" not in prompt),
-        ("trivia", re.match(r"(Who|In wh|Wh[aei]|Name)", prompt) is not None and re.search(r"[a-z,'\"] [A-Z][a-z]|\b1\d\d\d\b", prompt) is not None),
+        ("trivia", _ASKS.match(prompt) is not None and _NAMED.search(prompt) is not None),
     )  # fmt: skip
     return next((name for name, fits in rules if fits), "common sense")
 
 
-def soft_logistic(rows: FloatArray, shares: FloatArray, weights: FloatArray, penalty: float) -> tuple[FloatArray, float]:
+def soft_logistic(
+    rows: FloatArray, shares: FloatArray, weights: FloatArray, penalty: float
+) -> tuple[FloatArray, float]:
     """Return the coefficients and the bias of a logistic function of the rows, by Newton's method."""
     design = np.hstack([rows, np.ones((len(rows), 1))])
     precision = np.full(design.shape[1], penalty)
@@ -204,7 +211,9 @@ def fit_open(
     rates = Scale(own_rates.mean(0), own_rates.std(0))
     task, bias = fit_task(graded, tasks, rarity, rates)
     weights = OpenWeights(task, bias, MOST_TASK, LENGTH, fit_gain(asked, gain, forms, rates), 1.0, 0.0)
-    slope, shift = fit_platt(weights(structure_of(own.features[0], own.lengths[0], rates), own.lengths[0]), graded.grades)
+    slope, shift = fit_platt(
+        weights(structure_of(own.features[0], own.lengths[0], rates), own.lengths[0]), graded.grades
+    )
     return rates, replace(weights, slope=slope, bias=shift)
 
 
@@ -224,7 +233,15 @@ def fit_exam(asked: Readings, gain: FloatArray, rates: Scale, options: Scale) ->
 
 
 def exam_rows(asked: Readings, rates: Scale, options: Scale) -> FloatArray:
-    return np.concatenate([structure_of(asked.features, asked.lengths, rates), options(asked.options, MAX_DEVIATIONS)], axis=-1)
+    return np.concatenate(
+        [structure_of(asked.features, asked.lengths, rates), options(asked.options, MAX_DEVIATIONS)], axis=-1
+    )
+
+
+def exam_scores(weights: ExamWeights, asked: Readings, rates: Scale, options: Scale) -> FloatArray:
+    """Return the scores of exam questions in [0, 1], (n,), as the gateway computes them."""
+    logits = weights(exam_rows(asked, rates, options)[0], asked.lengths[0])
+    return np.asarray(1 / (1 + np.exp(-logits)))
 
 
 def option_scale(asked: Readings) -> Scale:
@@ -298,26 +315,36 @@ def show_exam(tables: Tables, weights: PriorWeights) -> None:
         options = option_scale(seen)
         fitted = fit_exam(seen, tables.exam_gain[~held], weights.rates, options)
         asked = tables.exam.at(held)
-        score = fitted(exam_rows(asked, weights.rates, options)[0], asked.lengths[0])
+        score = exam_scores(fitted, asked, weights.rates, options)
         light, large = np.zeros(held.sum()), tables.exam_gain[held]
         found.append((gaps.apgr(score, light, large), gaps.apgr(tables.exam_characters[held], light, large)))
     own, length = np.mean(found, axis=0)
     over = [a - b for a, b in found]
-    print(f"MMLU, {len(found)} halves of the subjects, each by weights of the other half: APGR {own:.3f}, length {length:.3f}")
+    print(
+        f"MMLU, {len(found)} halves of the subjects, each by weights of the other half: APGR {own:.3f}, "
+        f"length {length:.3f}"
+    )
     print(f"above length: mean {np.mean(over):+.3f}, least {min(over):+.3f}\n")
 
 
-def show_open(tables: Tables, graded: Graded, tasks: Graded, rarity: Commonness) -> None:
-    """Print the value of the score on each form, by weights without that form, and on all of them."""
-    forms, pairs, gain = sorted(set(tables.forms)), tables.pairs, tables.open_gain
+def held_out_scores(tables: Tables, graded: Graded, tasks: Graded, rarity: Commonness) -> tuple[FloatArray, FloatArray]:
+    """Return the logits of all open prompts by weights without their form, and those of length and structure alone."""
+    gain = tables.open_gain
     score, prior = np.zeros(len(gain)), np.zeros(len(gain))
-    for form in forms:
+    for form in sorted(set(tables.forms)):
         held = tables.forms == form
         rates, fitted = fit_open(tables.open.at(~held), gain[~held], tables.forms[~held], graded, tasks, rarity)
         lengths = tables.open.lengths[0][held]
         structure = structure_of(tables.open.features[0][held], lengths, rates)
         score[held] = fitted(structure, lengths)
         prior[held] = replace(fitted, learnt=np.zeros(len(STRUCTURE_NAMES)))(structure, lengths)
+    return score, prior
+
+
+def show_open(tables: Tables, graded: Graded, tasks: Graded, rarity: Commonness) -> None:
+    """Print the value of the score on each form, by weights without that form, and on all of them."""
+    forms, pairs, gain = sorted(set(tables.forms)), tables.pairs, tables.open_gain
+    score, prior = held_out_scores(tables, graded, tasks, rarity)
 
     def lift(by: FloatArray, held: npt.NDArray[np.bool_]) -> float:
         """The mean gain of large answers over a random choice of as many, in hundredths."""
@@ -355,11 +382,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outcomes", type=Path, required=True, help="routellm_outcomes.jsonl.gz")
     parser.add_argument("--many", type=Path, required=True, help="router_outcomes2.jsonl.gz")
-    parser.add_argument("--tables", action="store_true", help="print the value on benchmarks held out, and write nothing")
+    parser.add_argument(
+        "--tables", action="store_true", help="print the value on benchmarks held out, and write nothing"
+    )
+    parser.add_argument(
+        "--held-out", type=Path, help="write the scores of the many models' prompts here, by weights without their form"
+    )
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     arguments = parser.parse_args()
     rarity = load_weights().rarity
-    tables, graded, tasks = load_tables(arguments.outcomes, arguments.many, rarity), load_graded(GRADED), load_graded(TASKS)
+    tables, graded, tasks = (
+        load_tables(arguments.outcomes, arguments.many, rarity),
+        load_graded(GRADED),
+        load_graded(TASKS),
+    )
+    if arguments.held_out is not None:
+        logits, _ = held_out_scores(tables, graded, tasks, rarity)
+        arguments.held_out.write_text(json.dumps((1 / (1 + np.exp(-logits))).round(6).tolist()))
+        return
     weights = train(tables, graded, tasks, rarity)
     if arguments.tables:
         show_exam(tables, weights)

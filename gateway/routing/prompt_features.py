@@ -33,8 +33,8 @@ MAX_OPTIONS = 6
 _TOKEN = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-zA-Z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
 )
-# A line that begins with a letter and a full stop, a bracket or a colon. Where punctuation was removed, the letter alone
-# counts if there are `MIN_BARE_OPTIONS` of them.
+# A line that begins with a letter and a full stop, a bracket or a colon. Where punctuation was removed, the letter
+# alone counts if there are `MIN_BARE_OPTIONS` of them.
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
 _BARE_OPTION = re.compile(r"^[ \t]*([A-Ja-j])[ \t]+(\S.*)$", re.MULTILINE)
 _NO_LETTER = re.compile(r"[\W_]+")
@@ -78,8 +78,8 @@ _SIGN_OF: Mapping[str, tuple[int, ...]] = {
     for signs in SIGNS.values()
     for sign in signs
 }
-# A mistyped word of a list counts as that word, so that typing errors move a score little. The words are found by what is
-# left of them without one letter (the symmetric deletes of SymSpell, Wolf Garbe 2012).
+# A mistyped word of a list counts as that word, so that typing errors move a score little. The words are found by what
+# is left of them without one letter (the symmetric deletes of SymSpell, Wolf Garbe 2012).
 MIN_CORRECTED = 5  # letters
 
 

@@ -211,14 +211,12 @@ async def test_the_same_question_after_two_long_system_prompts_is_not_matched(se
 
 
 async def test_the_complexity_of_a_long_question_is_that_of_the_whole(upstream: Upstream, tmp_path: Path) -> None:
-    """Its vector stands for the beginning, as in training, and not for the part that asks."""
     backends = {name: {"adapter": "openai", "url": upstream.url} for name in ("light", "large")}
     text = head(800, 3) + "\n\nQuestion: How do I reset my password?"
     policy = TIERS.replace("max_wrong_hits: 1%", "min_similarity: 0.8")
     async with gateway_of(config_of(tmp_path, backends, embedder={"adapter": "onnx"}), policy) as gateway:
         parts = gateway.gateway.parts
-        embedding = await parts.space.embedder.embed(text)
-        expected = parts.space.complexity.score(text, None, embedding.vector)
+        expected = parts.space.complexity.judge(text, None, None).score
         answer = await gateway.chat(text)
         assert float(answer.headers["x-nearhit-complexity"]) == round(expected, 2)
         other = await gateway.chat(text.replace("How do I", "How can I"))

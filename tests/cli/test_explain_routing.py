@@ -50,7 +50,7 @@ LIMITS = (
     ("route", "line", "says"),
     [
         (f"{PAIR}, escalate_above: 0.5", "backend", "big (above-threshold, escalates above 0.50)"),
-        (f"{PAIR}, large_share: 30%", "backend", "escalates above 0.68 after a start, by large_share: 30%)"),
+        (f"{PAIR}, large_share: 30%", "backend", "escalates above 0.68 after a start, by large_share: 30%"),
         (f"{PAIR}, quality: 0.95", "backend", "after a start, by quality: 0.95)"),
         (f"{PAIR}, quality: 100%", "backend", "big (above-threshold, escalates all after a start, by quality: 1)"),
         ("tiers: [small, mid, big], escalate_above: [0.3, 0.999]", "backend", "mid (above-threshold, escalates above"),

@@ -277,8 +277,11 @@ def answer_id(data: bytes) -> bytes | None:
 
 
 def _topic(request: RequestContext, call: Call, turn: Turn) -> Vector | None:
-    """Return the embedding of the question, if the route has made one. A reply has no topic of its own."""
+    """Return the embedding of the question, if the route has made one.
+
+    A reply, and a question that names nothing new, have no topic of their own.
+    """
     embedding = request.embedding
-    if embedding is None or embedding.partial or turn.short or turn.delivers or call.focus is None:
+    if embedding is None or embedding.partial or turn.short or turn.refers or turn.delivers or call.focus is None:
         return None
     return embedding.vector

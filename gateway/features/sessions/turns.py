@@ -14,11 +14,14 @@ import orjson
 
 from gateway.calls import Call
 from gateway.entries import Vector
+from gateway.features.sessions.follow_ups import Reference, reference_of
 from gateway.features.sessions.rule import SessionName
 
 # A reply of at most so many words and bytes of UTF-8 answers the turn before it: "yes", "go on", "the second one".
 # The bytes bound languages without spaces, in which a whole sentence is one word.
 SHORT_WORDS, SHORT_BYTES = 5, 40
+
+MAX_FOLLOW_UPS = 20  # of the user's turns that are searched for the last full question
 
 HEADER = "x-session-id"
 MAX_NAME_BYTES = 4096  # of an identity; a longer one is no identity
@@ -29,9 +32,10 @@ class Turn:
     """The part of a conversation that a request adds."""
 
     delivers: bool = False  # it brings the result of a tool call to the model that made the call
-    short: bool = False  # its text is too short to be a question of its own
+    short: bool = False  # it asks no question of its own: it is too short, or names nothing at all
     first: bool = True  # the model has said nothing yet
     replies_to: str | None = None  # the last full question, if the request itself asks none
+    refers: bool = False  # it is a question, but on the topic of the conversation: it names nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +80,27 @@ def read_turn(call: Call) -> Turn:
     delivers = any(is_tool_result(turn) for turn in last)
     own = "\n".join([text for turn in last if _is_users(turn) and (text := text_of(turn).strip())])
     first = begin == 0 and not delivers and call.dialect.continued(call) is None
-    short = not first and is_short(own)
-    if first or not (delivers or short):
-        return Turn(delivers, short, first)
-    texts = (text_of(turn).strip() for turn in reversed(turns[:begin]) if _is_users(turn))
-    return Turn(delivers, short, first, next((text for text in texts if not is_short(text)), None))
+    if first:
+        return Turn(delivers, False, first)
+    reference = reference_of(own, _texts_before(turns, begin))
+    short = is_short(own) or reference is Reference.ALL
+    refers = not short and reference is Reference.SUBJECT
+    return Turn(delivers, short, first, _last_question(turns, begin) if delivers or short else None, refers)
+
+
+def _texts_before(turns: Sequence[Mapping[str, Any]], end: int) -> Iterator[str]:
+    """Yield the texts of the turns before `end`, newest first."""
+    return (text_of(turn) for turn in reversed(turns[:end]))
+
+
+def _last_question(turns: Sequence[Mapping[str, Any]], end: int) -> str | None:
+    """Return the user's last text before `end` that is a question of its own."""
+    users = [at for at in range(end) if _is_users(turns[at])]
+    for at in reversed(users[-MAX_FOLLOW_UPS:]):
+        text = text_of(turns[at]).strip()
+        if not is_short(text) and (at == users[0] or reference_of(text, ()) is not Reference.ALL):
+            return text
+    return None
 
 
 def is_short(text: str) -> bool:

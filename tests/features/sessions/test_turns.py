@@ -48,7 +48,12 @@ TURNS = [
     (call(CHAT, [user("yes")]), Turn(False, False, True, None)),  # answers nothing
     (call(CHAT, [user(HARD), said("Shall I?"), user("yes")]), Turn(False, True, False, HARD)),
     (call(CHAT, [user(HARD), said("?"), user("yes"), said("?"), user("go on")]), Turn(False, True, False, HARD)),
-    (call(CHAT, [user("hi"), said("Hello"), user(HARD)]), Turn(False, False, False, None)),
+    (call(CHAT, [user("hi"), said("Hello"), user(HARD)]), Turn(False, False, False, None, True)),  # "this scheduler"
+    (call(CHAT, [user(HARD), said("."), user("Can you explain more on this topic?")]), Turn(False, True, False, HARD)),
+    (
+        call(CHAT, [user(HARD), said("."), user("Who won the last chess olympiad in Dresden?")]),
+        Turn(False, False, False),
+    ),
     (call(CHAT, [user("hi"), said("Hello"), user("yes")]), Turn(False, True, False, None)),
     (call(CHAT, [user(HARD), CALLS, RESULT]), Turn(True, True, False, HARD)),
     (call(CHAT, [user(HARD), CALLS, RESULT, RESULT]), Turn(True, True, False, HARD)),
