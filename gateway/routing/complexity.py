@@ -1,8 +1,8 @@
 """Score the complexity of a request: the probability that the light model's answer is worse. Pure.
 
 The score is that of `prompt_prior`. Beside it stand the weights of an earlier training, as an arm. They were worse on
-benchmarks that they had not seen. A route's own labels may show that they are better on its prompts. So their logit is a
-part of the row that the route's own fit reads.
+benchmarks that they had not seen. A route's own labels may show that they are better on its prompts. So their logit is
+a part of the row that the route's own fit reads.
 
 Two forms of text have weights of their own in the arm (made by `training.complexity`):
 
