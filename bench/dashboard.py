@@ -36,7 +36,7 @@ from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import outside_server
 from tests.fixtures.upstream import Upstream, serving
 
-VIEWS = ("overview", "backends", "tenants", "questions", "entries", "policy", "live")
+VIEWS = ("overview", "spend", "backends", "tenants", "questions", "entries", "policy", "live")
 # Medians (s) and spreads of the office's requests by how they are answered.
 SHAPES = {
     "exact": (0.34, 0.0006, 0.5), "semantic": (0.17, 0.006, 0.4), "stale": (0.01, 0.001, 0.5),

@@ -31,6 +31,7 @@ ROLES: Mapping[str, Role] = {
     "GET /admin/decisions": OPERATE,
     "GET /admin/limits": OPERATE,
     "GET /admin/spend": OPERATE,
+    "GET /admin/budgets": OPERATE,
     "GET /admin/report": OPERATE,
     "GET /admin/quality": OPERATE,
     "POST /admin/quality/reset": OPERATE,

@@ -41,6 +41,7 @@ OPERATIONS = Extensions(
         "POST /admin/keys/{key}/revoke": "gateway.features.keys.admin:KeysAdmin",
         "GET /admin/audit": "gateway.features.audit.admin:AuditAdmin",
         "GET /admin/spend": "gateway.features.spend.admin:SpendAdmin",
+        "GET /admin/budgets": "gateway.features.spend.report_admin:ReportAdmin",
         "GET /admin/report": "gateway.features.spend.report_admin:ReportAdmin",
         "GET /admin/limits": "gateway.features.limits.admin:LimitsAdmin",
         "GET /admin/policy": "gateway.admin.policy:PolicyAdmin",

@@ -129,7 +129,7 @@ CALLS: dict[type, dict[str, list[Any]]] = {
     RedisPolicies: {"publish": [POLICY, "h"], "read": []},
     SpendStore: {
         "add": ["g", 1, 1, {Payer("t"): Counts(requests=1)}], "move": [1, Payer("t"), OTHERS], "read": [0, 3],
-        "add_figures": ["g", 1, 1, {"r": Figures()}], "read_figures": [0, 3],
+        "add_figures": ["g", 1, 1, {"r": Figures()}], "read_figures": [0, 3], "claim": ["a", 1], "keep_claim": ["a", 1],
     },
 }  # fmt: skip
 SENDS = re.compile(r"store\.(?:execute|run|send|poll)\(")

@@ -211,3 +211,27 @@ async def test_a_short_view_leaves_a_narrow_window_its_bar(showing: Showing) -> 
     bar = await shown.page.locator("nav.rail").bounding_box()
     assert bar is not None
     assert bar["height"] < 120
+
+
+async def test_the_spend_page_shows_who_spent_what_and_the_month(showing: Showing) -> None:
+    booked = TIERS.replace("match: {}", "match: {}\n    spend: {budget: 0.001}")
+    price = {"input_per_million": 100.0, "output_per_million": 100.0}
+    shown = await showing.page(await showing.gateway(booked, price=price))
+    for _ in range(3):
+        await shown.served.chat("How do I reset my password?", headers={"authorization": "Bearer k"}, model=HOSTILE)
+    await shown.open("spend?by=model&span=24h")
+    row = shown.page.locator("#payers tbody tr")
+    await expect(row).to_contain_text(HOSTILE)
+    await expect(row.locator("td").nth(0)).to_have_text("3")
+    await expect(row.locator("td").nth(1)).to_have_text("2")
+    await expect(shown.page.locator("#saved")).to_contain_text("2 of 3 requests answered, $0.0024 saved, p50 from")
+    await expect(shown.page.locator("#routed")).to_contain_text("1 of 1 calls sent to the light model")
+    budget = await shown.table("#budgets")
+    assert budget["default"][:3] == ["$0.0012", "$0.0010", "$0.0002 over"]
+    await expect(shown.page.locator("#budgets")).to_contain_text("at its end if it goes on like the last week")
+    await expect(shown.card("Cost and savings")).to_contain_text("$0.0012")
+    await shown.page.get_by_role("radio", name="Backend").check()
+    await expect(row.locator("th")).to_have_text("light")
+    assert await shown.page.locator("main img, main script").count() == 0
+    assert await shown.violations(within="main") == []
+    assert shown.console == []

@@ -11,9 +11,10 @@ import * as live from "./views/live.js";
 import * as overview from "./views/overview.js";
 import * as policy from "./views/policy.js";
 import * as questions from "./views/questions.js";
+import * as spend from "./views/spend.js";
 import * as tenants from "./views/tenants.js";
 
-const VIEWS = { overview, backends, tenants, questions, entries, policy, live };
+const VIEWS = { overview, spend, backends, tenants, questions, entries, policy, live };
 const POLL_MS = 2000, PATIENCE_MS = 6000;
 let shown = null; // the view that is mounted: {name, parts}
 let stats = null, who = null, lost = 0, signed = false;

@@ -157,5 +157,6 @@ Ask it yourself:
   curl -i {data}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "demo", "messages": [{{"role": "user", "content": "What is a verdict?"}}]}}'
 
-Dashboard  {admin}/dashboard
+What it saved: {admin}/dashboard#/spend, or nearhit report
+Dashboard: {admin}/dashboard
 Ctrl-C stops everything."""

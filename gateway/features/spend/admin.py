@@ -16,7 +16,7 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response
 from gateway.errors import BadRequest
 from gateway.features.spend.periods import PeriodQuery, first_of_month, hours_of, iso_time
-from gateway.features.spend.rows import DIMENSIONS, HOUR_S, Counts, Payer, dollars, grouped, report
+from gateway.features.spend.rows import DIMENSIONS, HOUR_S, PERIODS, Groups, add_hour, dollars, report
 from gateway.features.spend.store import SpendStore
 
 CSV = "text/csv"
@@ -29,12 +29,16 @@ FOCUS = {
     "key": "x_ApiKey",
     "user": "x_User",
     "route": "x_Route",
+    "day": "x_Day",
+    "hour": "x_Hour",
 }
+MAX_ROWS = 100_000  # of a report, some 500 bytes each
 
 
 class SpendQuery(PeriodQuery, total=False):
     by: Annotated[str, Field(examples=["tenant,model"])]
-    """The dimensions of a row, separated by commas: tenant, key, user, route, backend, model. Default: tenant,model."""
+    """The dimensions of a row, separated by commas: tenant, key, user, route, backend, model, day, hour.
+    Default: tenant,model."""
     tenant: str
     """Only this tenant."""
     format: Literal["json", "csv"]
@@ -60,6 +64,10 @@ class SpendRow(SpendTotal):
     route: NotRequired[str]
     backend: NotRequired[str]
     model: NotRequired[str]
+    day: NotRequired[str]
+    """Such as 2026-11-29 (UTC)."""
+    hour: NotRequired[str]
+    """Such as 2026-11-29T06:00Z."""
 
 
 class SpendReport(TypedDict):
@@ -92,43 +100,42 @@ class SpendAdmin:
         """Report the spend of all gateways on the store, up to the last second: the rows with the highest cost first.
         Routes without `spend` are not in it."""
         wanted = self._report_request(request)
-        rows: list[tuple[Payer, Counts]] = []
-        async for _, page in self._store.read(wanted.first, wanted.end):
+        groups: Groups = {}
+        async for hour, page in self._store.read(wanted.first, wanted.end):
             matching = [row for row in page if wanted.tenant in (None, row[0].tenant)]
-            rows = [*grouped_rows([*rows, *matching], wanted.by)]
+            add_hour(groups, hour, matching, wanted.by)
+            if len(groups) > MAX_ROWS:
+                raise BadRequest(
+                    f"a report has at most {MAX_ROWS:,} rows: expected a shorter time, or other dimensions"
+                )
         if request.query.get("format") == "csv":
-            return web.Response(text=as_csv(rows, wanted), content_type=CSV)
-        return json_response(report(rows, wanted.by))
+            return web.Response(text=as_csv(groups, wanted), content_type=CSV)
+        return json_response(report(groups, wanted.by))
 
     def _report_request(self, request: web.Request) -> ReportRequest:
         """Raise `BadRequest`."""
         query, now = request.query, int(self._clock.wall())
         by = list(dict.fromkeys(filter(None, query.get("by", "tenant,model").split(","))))
-        unknown = [name for name in by if name not in DIMENSIONS]
-        if unknown or not by:
-            raise BadRequest(f"by: expected some of {', '.join(DIMENSIONS)}, got {','.join(by)[:100]!r}")
+        known = (*DIMENSIONS, *PERIODS)
+        if not by or any(name not in known for name in by):
+            raise BadRequest(f"by: expected some of {', '.join(known)}, got {','.join(by)[:100]!r}")
         if query.get("format", "json") not in ("json", "csv"):
             raise BadRequest("format: expected json or csv")
         return ReportRequest(by, *hours_of(query, now, first_of_month(now)), query.get("tenant"))
 
 
-def grouped_rows(rows: Sequence[tuple[Payer, Counts]], by: Sequence[str]) -> Sequence[tuple[Payer, Counts]]:
-    """Return the rows with their other dimensions empty, each payer once: a report of a year fits in memory."""
-    return [(Payer(**dict(zip(by, names, strict=True))), counts) for names, counts in grouped(rows, by).items()]
-
-
-def as_csv(rows: Sequence[tuple[Payer, Counts]], wanted: ReportRequest) -> str:
+def as_csv(groups: Groups, wanted: ReportRequest) -> str:
     """Return the rows with the columns of FOCUS. Columns of our own begin with `x_`. An empty cost: not priced."""
     period = {"ChargePeriodStart": iso_time(wanted.first * HOUR_S), "ChargePeriodEnd": iso_time(wanted.end * HOUR_S)}
     out = io.StringIO()
     writer: Any = None
-    for payer, counts in rows:
+    for names, counts in groups.items():
         unpriced = counts.calls and counts.unpriced == counts.calls
         line = {
             **period,
             "ChargeCategory": "Usage",
             "BillingCurrency": "USD",
-            **{FOCUS[name]: _cell(getattr(payer, name)) for name in wanted.by},
+            **{FOCUS[name]: _cell(value) for name, value in zip(wanted.by, names, strict=True)},
             "ConsumedQuantity": counts.input + counts.output,
             "ConsumedUnit": "Tokens",
             "BilledCost": "" if unpriced else f"{dollars(counts.cost):.9f}",

@@ -24,7 +24,7 @@ def register(command: Command) -> None:
         "Calls of a model without a price count in no cost.",
         asks_gateway=True,
     )
-    text = "tenant, key, user, route, backend, model, separated by commas; default: tenant,model"
+    text = "tenant, key, user, route, backend, model, day, hour, separated by commas; default: tenant,model"
     command.add_argument("--by", default="tenant,model", metavar="NAMES", help=text)
     command.add_argument("--from", dest="since", metavar="TIME", help="day or hour (UTC); default: the month's first")
     command.add_argument("--to", metavar="TIME", help="where the report ends; default: now")

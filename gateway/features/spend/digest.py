@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from gateway.features.spend.savings import milliseconds, money, percent, routing_sentence
+from gateway.features.spend.savings import milliseconds, money, percent
 
 # Verdana 11, as badges have it, is some 6.6 pixels a character. `textLength` makes the text fit.
 CHARACTER_PX = 6.6
@@ -24,8 +24,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         f"**{found['sentence']}.**",
         "",
     ]
-    if found["routing"] is not None:
-        lines += [f"{routing_sentence(found['routing'])}.", ""]
+    if found["routing_sentence"] is not None:
+        lines += [f"{found['routing_sentence']}.", ""]
     lines += [
         f"Net: **{money(found['net'])}**, after the costs of audits and trials. "
         f"The calls of clients cost {'an unknown sum' if spent is None else money(spent)}.",

@@ -6,7 +6,9 @@ from gateway.cache.stored_parts import UnreachedPart
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
 from gateway.feature import Core, Feature, Runtime, Unsupported
+from gateway.features.spend.alerts import Alerts
 from gateway.features.spend.ledger import SPEND, Ledger
+from gateway.features.spend.metrics import SpendMetrics
 from gateway.features.spend.rule import SUMMARY, SpendForm
 from gateway.features.spend.store import SpendStore
 from gateway.tasks import restart_on_failure, run_in
@@ -26,15 +28,19 @@ class Spend(Feature):
     after = "record"
     summary = SUMMARY
     form = SpendForm
+    metrics = SpendMetrics
     meters = True
     stores = (SPEND,)
 
     def open(self, core: Core) -> Runtime:
         if core.store is None:
             return Unbooked()
-        ledger = Ledger(SpendStore(core.store), core)
+        store, metrics = SpendStore(core.store), core.telemetry.include(SpendMetrics())
+        alerts = Alerts(store, core.clock, metrics)
+        ledger = Ledger(store, core, metrics, alerts)
         core.stack.push_async_callback(ledger.close)
         run_in(core.stack, restart_on_failure(ledger.run))
+        run_in(core.stack, restart_on_failure(alerts.run))
         return ledger
 
     def explain(self, request: RequestContext, route: Route) -> Unsupported:

@@ -16,7 +16,9 @@ from gateway.config.policy.model import Policy, Route
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
 from gateway.feature import Core, Runtime
+from gateway.features.spend.alerts import Alerts
 from gateway.features.spend.figures import Figures, MetricFigures
+from gateway.features.spend.metrics import SpendMetrics
 from gateway.features.spend.rows import HOUR_S, NANOS, OTHERS, Counts, Payer
 from gateway.features.spend.rule import SpendRule
 from gateway.features.spend.store import KEPT_S, SpendStore
@@ -64,13 +66,15 @@ class Batch(NamedTuple):
 class Ledger(Runtime):
     """The books of one gateway. For use from one event loop."""
 
-    def __init__(self, store: SpendStore, core: Core) -> None:
+    def __init__(self, store: SpendStore, core: Core, metrics: SpendMetrics, alerts: Alerts) -> None:
         self.part = SPEND
         self._store = store
         self._clock = core.clock
         self._digests = core.subjects
         self._prices = core.prices
-        self._metrics = MetricFigures(core.telemetry)
+        self._metric_figures = MetricFigures(core.telemetry)
+        self._metrics = metrics
+        self._alerts = alerts
         self._figures: dict[str, Figures] = {}  # by route, those that no metric counts
         self._name = secrets.token_hex(8)
         self._number = 0
@@ -82,23 +86,29 @@ class Ledger(Runtime):
     # Booking
 
     def in_force(self, policy: Policy) -> None:
-        self._metrics.follow([route.name for route in policy.routes if route.of(SpendRule) is not None])
+        rules = {route.name: rule for route in policy.routes if (rule := route.of(SpendRule)) is not None}
+        self._metric_figures.follow(rules)
+        self._alerts.follow(rules)
 
     def ports(self, route: Route) -> RoutePorts:
         rule = route.of(SpendRule)
         assert rule is not None  # the route uses the feature
-        return RoutePorts(on_spent=self._spends(route, users=rule.users))
+        return RoutePorts(on_spent=self._spends(route, rule))
 
     def end_listener(self, route: Route) -> OnEnd:
         rule = route.of(SpendRule)
         assert rule is not None  # the route uses the feature
         users, tiers = rule.users, TierPrices(route.target, self._prices)
+        metrics = self._metrics if rule.metrics else None
 
         def ended(request: RequestContext, provenance: Provenance | None) -> None:
             backend = "" if provenance is None else provenance.backend or ""
             counts = self._row(_payer_of(request, backend, users=users))
             counts.requests += 1
-            if provenance is not None and provenance.verdict in HITS:
+            is_hit = provenance is not None and provenance.verdict in HITS
+            if metrics is not None:
+                metrics.ended(request, provenance.saved_dollars if provenance is not None and is_hit else None)
+            if provenance is not None and is_hit:
                 counts.hits += 1
                 counts.saved += round(provenance.saved_dollars * NANOS)
                 counts.saved_tokens += provenance.saved_tokens
@@ -112,8 +122,9 @@ class Ledger(Runtime):
 
         return ended
 
-    def _spends(self, route: Route, *, users: bool) -> Callable[[RequestContext, str, Tokens, float, bool], None]:
-        tiers = TierPrices(route.target, self._prices)
+    def _spends(self, route: Route, rule: SpendRule) -> Callable[[RequestContext, str, Tokens, float, bool], None]:
+        users, tiers = rule.users, TierPrices(route.target, self._prices)
+        metrics = self._metrics if rule.metrics else None
 
         def spent(request: RequestContext, backend: str, tokens: Tokens, dollars: float, is_priced: bool) -> None:
             if request.work.internal:
@@ -126,6 +137,8 @@ class Ledger(Runtime):
             counts.output += tokens.output
             counts.reasoning += tokens.reasoning
             counts.cost += round(dollars * NANOS)
+            if metrics is not None:
+                metrics.cost.add(request.route, metrics.label(request.client.tenant), amount=dollars)
             if tiers.is_light(backend):
                 tiers.compare(self._figures_of(request.route), request.model, backend, tokens)
 
@@ -176,7 +189,7 @@ class Ledger(Runtime):
     def _close_batches(self) -> None:
         hours, self._hours = self._hours, {}
         figures, self._figures = self._figures, {}
-        for route, more in self._metrics.differences().items():
+        for route, more in self._metric_figures.differences().items():
             figures.setdefault(route, Figures()).add(more)
         now = int(self._clock.wall()) // HOUR_S
         for hour in sorted({*hours, *([now] if figures else [])}):

@@ -1,4 +1,4 @@
-"""`GET /admin/report`: what the gateways on the store saved, and what that cost."""
+"""Reports of the admin port: what the gateways on the store saved, and what routes have spent of their budgets."""
 
 from __future__ import annotations
 
@@ -7,26 +7,51 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from gateway.admin.on_demand import AdminCore
-from gateway.admin.operations import operation
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_errors, json_response
+from gateway.features.spend.budgets import Books, forecast, spent_since
 from gateway.features.spend.figures import Figures
 from gateway.features.spend.periods import PeriodQuery, first_of_month, hours_of, iso_time
-from gateway.features.spend.rows import HOUR_S, Counts, grouped
+from gateway.features.spend.rows import HOUR_S, Groups, add_hour, dollars
+from gateway.features.spend.rule import SpendRule
 from gateway.features.spend.savings import SavingsReport, Share, savings
 from gateway.features.spend.store import SpendStore
 
 
+class RouteBudget(TypedDict):
+    route: str
+    budget: float | None
+    """US dollars of the month, as the policy says. Null: it says none."""
+    spent: float
+    left: float | None
+    forecast: float | None
+    """US dollars of the whole month, by the mean of the last seven days. Null: nothing is booked."""
+
+
+class BudgetReport(TypedDict):
+    month: str
+    """Such as 2026-11 (UTC)."""
+    spent: float
+    """US dollars of all routes in the month so far."""
+    forecast: float | None
+    routes: list[RouteBudget]
+
+
 class ReportAdmin:
-    """`ReportAdmin` serves `GET /admin/report`."""
+    """`ReportAdmin` serves `GET /admin/report` and `GET /admin/budgets`."""
 
     def __init__(self, core: AdminCore) -> None:
         self._store = SpendStore(core.stores.redis)
         self._clock = core.clock
         self._policy = core.policy
         self._parts = core.parts
+        self._books = Books(self._store)
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/report", json_errors(self._get))]
+        return [
+            web.get("/admin/report", json_errors(self._get)),
+            web.get("/admin/budgets", json_errors(self._get_budgets)),
+        ]
 
     @operation(SavingsReport, query=PeriodQuery)
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -34,16 +59,40 @@ class ReportAdmin:
         figures are those of all gateways on the store, up to the last second, on routes with `spend`."""
         now = int(self._clock.wall())
         first, end = hours_of(request.query, now, first_of_month(now))
-        rows: dict[tuple[str, ...], Counts] = {}
-        async for _, page in self._store.read(first, end):
-            for name, counts in grouped(page, ["route"]).items():
-                rows.setdefault(name, Counts()).add(counts)
+        rows: Groups = {}
+        async for hour, page in self._store.read(first, end):
+            add_hour(rows, hour, page, ["route"])
         figures: dict[str, Figures] = {}
-        async for _, hour in self._store.read_figures(first, end):
-            for route, more in hour:
+        async for _, found_figures in self._store.read_figures(first, end):
+            for route, more in found_figures:
                 figures.setdefault(route, Figures()).add(more)
         found = savings(rows, figures, self._wrong_shares())
         return json_response({**found, "since": iso_time(first * HOUR_S), "until": iso_time(min(end * HOUR_S, now))})
+
+    @operation(BudgetReport)
+    async def _get_budgets(self, request: web.Request) -> web.StreamResponse:
+        """Report what routes with `spend` have spent of their budgets in this month (UTC), with a forecast."""
+        now = int(self._clock.wall())
+        costs = await self._books.costs(now)
+        spent = spent_since(costs, first_of_month(now))
+        routes = []
+        for route in self._policy().routes:
+            rule = route.of(SpendRule)
+            if rule is None:
+                continue
+            used = dollars(spent.get(route.name, 0))
+            by_hour = {hour: each[route.name] for hour, each in costs.items() if route.name in each}
+            left = None if rule.budget is None else rule.budget - used
+            told = {"route": route.name, "budget": rule.budget, "spent": used, "left": left}
+            routes.append({**told, "forecast": forecast(by_hour, now)})
+        return json_response(
+            {
+                "month": iso_time(now)[:7],
+                "spent": dollars(sum(spent.values())),
+                "forecast": forecast({hour: sum(each.values()) for hour, each in costs.items()}, now),
+                "routes": routes,
+            }
+        )
 
     def _wrong_shares(self) -> Mapping[str, Share]:
         """Return the shares of wrong semantic hits, by route, from all audits that the gateway remembers."""

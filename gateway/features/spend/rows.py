@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import orjson
@@ -13,6 +14,7 @@ NANOS = 1_000_000_000  # of a dollar: small calls cost some millionths
 MAX_NAME = 200  # characters; longer names are cut
 
 DIMENSIONS = ("tenant", "key", "user", "route", "backend", "model")
+PERIODS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H:00Z"}  # what a report may have rows by, besides: the hours have them
 
 
 class Payer(NamedTuple):
@@ -78,12 +80,17 @@ class Counts:
 NAMES = tuple(each.name for each in fields(Counts))
 
 
-def grouped(rows: Iterable[tuple[Payer, Counts]], by: Sequence[str]) -> dict[tuple[str, ...], Counts]:
-    """Return the counts by these dimensions."""
-    found: dict[tuple[str, ...], Counts] = {}
+Groups = dict[tuple[str, ...], Counts]
+"""Counts by some dimensions."""
+
+
+def add_hour(groups: Groups, hour: int, rows: Iterable[tuple[Payer, Counts]], by: Sequence[str]) -> None:
+    """Add the rows of an hour, by these dimensions and periods."""
+    begin = datetime.fromtimestamp(hour * HOUR_S, UTC)
+    periods = {name: begin.strftime(form) for name, form in PERIODS.items()}
     for payer, counts in rows:
-        found.setdefault(tuple(getattr(payer, name) for name in by), Counts()).add(counts)
-    return found
+        names = tuple(periods[name] if name in periods else getattr(payer, name) for name in by)
+        groups.setdefault(names, Counts()).add(counts)
 
 
 def shown(counts: Counts) -> dict[str, Any]:
@@ -101,9 +108,8 @@ def dollars(nanos: int) -> float:
     return nanos / NANOS
 
 
-def report(rows: Iterable[tuple[Payer, Counts]], by: Sequence[str]) -> Mapping[str, Any]:
+def report(groups: Groups, by: Sequence[str]) -> Mapping[str, Any]:
     """Return the report: the rows with the highest cost first, and their sum."""
-    groups = grouped(rows, by)
     total = Counts()
     for counts in groups.values():
         total.add(counts)

@@ -110,6 +110,7 @@ class SavingsReport(TypedDict):
     cache: CacheSavings
     routing: RoutingSavings | None
     """Null: no route has several models."""
+    routing_sentence: str | None
     costs: Costs
     net: float
     """US dollars: the savings less the audits and trials."""
@@ -136,6 +137,7 @@ def savings(
         "sentence": sentence(cache),
         "cache": cache,
         "routing": routing,
+        "routing_sentence": None if routing is None else routing_sentence(routing),
         "costs": costs,
         "net": dollars(net),
         "spent": _cost(counts),

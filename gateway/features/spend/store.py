@@ -90,6 +90,19 @@ class SpendStore:
         """Give the counts of one row to another one."""
         await self._store.run(MOVE, [self._key(hour)], [old.packed(), new.packed()], TIMEOUT_S)
 
+    async def claim(self, alert: str, seconds: int) -> bool:
+        """Claim an alert, and return whether no gateway has it."""
+        key = self._alert_key(alert)
+        read = replies.optional(replies.truth)
+        return bool(
+            await self._store.execute(lambda client: client.set(key, b"1", nx=True, ex=seconds), TIMEOUT_S, read=read)
+        )
+
+    async def keep_claim(self, alert: str, seconds: int) -> None:
+        """Keep the claim on an alert that was sent."""
+        key = self._alert_key(alert)
+        await self._store.execute(lambda client: client.set(key, b"1", ex=seconds), TIMEOUT_S, read=replies.nothing)
+
     async def read(self, first: int, end: int) -> AsyncIterator[tuple[int, list[tuple[Payer, Counts]]]]:
         """Yield the hours from `first` to before `end` that have rows."""
         async for hour, rows in self._hours(first, end, self._key, _rows_of):
@@ -120,6 +133,9 @@ class SpendStore:
 
     def _key(self, hour: int) -> str:
         return self._store.names.key(f"spend:{hour}")
+
+    def _alert_key(self, alert: str) -> str:
+        return self._store.names.key(f"spend:alert:{alert}")
 
     def _figures_key(self, hour: int) -> str:
         return self._store.names.key(f"spend:figures:{hour}")

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from gateway.circuit_breaker import BreakerState
-from gateway.features.spend.ledger import FLUSH_S, MAX_PAYERS, Ledger
+from gateway.features.spend.ledger import FLUSH_S, MAX_PAYERS
 from gateway.features.spend.rows import HOUR_S, OTHERS, Counts, Payer
 from gateway.features.spend.store import MAX_ROWS, SpendStore
 from tests.features.erasure.test_erasure import erase
@@ -237,7 +237,7 @@ async def test_rows_of_an_hour_are_bounded_and_nothing_is_lost(counting: Upstrea
 
 async def test_payers_in_memory_are_bounded(counting: Upstream, tmp_path: Path) -> None:
     async with booked(counting, tmp_path) as served:
-        ledger = Ledger(SpendStore(served.gateway.stores.redis), served.gateway.features._core)
+        ledger: Any = served.gateway.features._open["spend"]
         for i in range(MAX_PAYERS + 10):
             ledger._row(Payer(f"t{i}")).requests += 1
         (rows,) = ledger._hours.values()

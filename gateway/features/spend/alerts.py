@@ -1,0 +1,136 @@
+"""Alerts: a webhook gets a message when the costs of a route reach a part of its budget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import aiohttp
+
+from gateway.errors import StoreUnavailable
+from gateway.features.spend.budgets import Books, spent_since
+from gateway.features.spend.metrics import SpendMetrics
+from gateway.features.spend.periods import first_of_month
+from gateway.features.spend.rows import NANOS
+from gateway.features.spend.rule import SpendRule
+from gateway.features.spend.savings import money
+from gateway.features.spend.store import SpendStore
+from gateway.ports import Clock
+
+LOG = logging.getLogger("nearhit.spend")
+
+PERCENTS = (100, 80, 50)  # of a budget
+CHECK_S = 30.0  # between two looks at the books
+ATTEMPTS = 3  # for a message; the next look tries it again
+PAUSES_S = (1.0, 5.0)  # between the attempts
+TOTAL_S, CONNECT_S = 10.0, 5.0  # of an attempt
+CLAIM_S = 120  # a gateway that dies while it sends leaves the message to the others after that time
+SENT_S = 40 * 86_400  # longer than a month
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A budget that is used up to a part. `month` is such as 2026-11, and dollars are those of the month so far."""
+
+    route: str
+    month: str
+    percent: int
+    budget: float
+    spent: float
+
+    def payload(self) -> dict[str, object]:
+        """Return the message. Chats show its `text`."""
+        text = (
+            f"nearhit: route {self.route} has spent {money(self.spent)} of its budget of {money(self.budget)} in "
+            f"{self.month}: {self.percent} % are reached"
+        )
+        data = {
+            "route": self.route,
+            "month": self.month,
+            "percent": self.percent,
+            "budget": self.budget,
+            "spent": self.spent,
+        }
+        return {"type": "spend.budget", "text": text, "data": data}
+
+
+def alert_of(route: str, rule: SpendRule, spent: int, month: str) -> Alert | None:
+    """Return the alert of the highest part that is reached, if any. `spent` is in billionths of a dollar."""
+    if rule.budget is None:
+        return None
+    dollars = spent / NANOS
+    reached = next((percent for percent in PERCENTS if 100 * dollars >= percent * rule.budget), None)
+    return None if reached is None else Alert(route, month, reached, rule.budget, dollars)
+
+
+class Alerts:
+    """`Alerts` looks at the books of all gateways, and sends each message once for all of them. No request waits."""
+
+    def __init__(self, store: SpendStore, clock: Clock, metrics: SpendMetrics) -> None:
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._books = Books(store)
+        self._rules: Mapping[str, SpendRule] = {}
+        self._done: set[tuple[str, str, int]] = set()
+
+    def follow(self, rules: Mapping[str, SpendRule]) -> None:
+        """Watch the budgets of these routes from now on."""
+        self._rules = {route: rule for route, rule in rules.items() if rule.webhook is not None}
+
+    async def run(self) -> None:
+        """Look at the books until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """Send what is due. Without the store nothing is: the next look will."""
+        if not self._rules:
+            return
+        now = int(self._clock.wall())
+        month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+        self._done = {done for done in self._done if done[1] == month}
+        try:
+            spent = spent_since(await self._books.costs(now), first_of_month(now))
+            for route, rule in self._rules.items():
+                alert = alert_of(route, rule, spent.get(route, 0), month)
+                if alert is not None and rule.webhook is not None:
+                    await self._send_once(alert, rule.webhook)
+        except StoreUnavailable:
+            return
+
+    async def _send_once(self, alert: Alert, url: str) -> None:
+        key = (alert.route, alert.month, alert.percent)
+        if key in self._done:
+            return
+        name = f"{alert.month}:{alert.percent}:{alert.route}"
+        if not await self._store.claim(name, CLAIM_S):
+            return  # another gateway sends it, or has sent it
+        if await self._deliver(alert, url):
+            await self._store.keep_claim(name, SENT_S)
+            self._done.add(key)
+            return
+        LOG.warning("an alert was not delivered", extra={"fields": {"route": alert.route, "percent": alert.percent}})
+
+    async def _deliver(self, alert: Alert, url: str) -> bool:
+        timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            for pause in (*PAUSES_S[: ATTEMPTS - 1], None):
+                if await self._post(session, alert, url):
+                    self._metrics.alerts.add(alert.route, "sent")
+                    return True
+                self._metrics.alerts.add(alert.route, "failed")
+                if pause is not None:
+                    await asyncio.sleep(pause)
+        return False
+
+    async def _post(self, session: aiohttp.ClientSession, alert: Alert, url: str) -> bool:
+        try:
+            async with session.post(url, json=alert.payload(), allow_redirects=False) as response:
+                return response.status < 300
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            return False
