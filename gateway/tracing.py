@@ -97,6 +97,8 @@ TAIL = 8  # last events of a stream to keep: one of them has the usage; Anthropi
 
 CONTEXT = frozenset({PARENT, STATE})
 
+NO_TEXTS: Mapping[str, str] = {}
+
 Mark = tuple[str, float, float, str]
 """A step: name, begin, end (monotonic seconds), and purpose (see `UpstreamCall.purpose`)."""
 
@@ -110,7 +112,7 @@ class TraceRecorder:
 
     __slots__ = (
         "_span_id", "calls", "kind", "later", "links", "lost", "marks", "model", "operation", "parent", "sampled",
-        "trace_id",
+        "texts", "trace_id",
     )  # fmt: skip
 
     def __init__(self, trace_id: str, parent: TraceParent | None, sampled: bool, kind: str) -> None:
@@ -121,6 +123,7 @@ class TraceRecorder:
         self.kind = kind
         self.operation = ""  # the call's operation, if a dialect has parsed it
         self.model = ""
+        self.texts: Mapping[str, str] = NO_TEXTS  # attributes with prompts and answers, where a policy asks for them
         self.marks: list[Mark] = []
         self.calls: tuple[UpstreamCall, ...] = ()
         self.links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of the requests whose answers it shared

@@ -23,6 +23,7 @@ from gateway.config.policy.tests import ExpectationRule
 from gateway.config.validation import Section
 from gateway.features.guard.rule import GuardRule
 from gateway.features.onnx_backend.settings import OnnxBackendConfig
+from gateway.features.prompt_traces.rule import TraceRule
 from gateway.features.recorder.rule import RecordRule
 from gateway.features.triton.settings import TritonBackendConfig
 
@@ -63,6 +64,7 @@ TABLES: Mapping[str, Table] = {
     "limits": Table((LimitRule,), "routes[].limits[]."),
     "record": Table((RecordRule,), "routes[].record."),
     "guard": Table((GuardRule,), "routes[].guard."),
+    "trace": Table((TraceRule,), "routes[].trace."),
     "tests": Table((ExpectationRule,), "tests[]."),
 }
 

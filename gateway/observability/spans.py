@@ -1,7 +1,8 @@
 """Builds the spans of a request from its `TraceRecorder` when it is over.
 
 Names and attributes follow OpenTelemetry's semantic conventions 1.44 for generative AI and HTTP; other attributes are
-`nearhit.*`. They contain no prompt, answer, credential, query string or error message.
+`nearhit.*`. They contain no credential, query string or error message, and prompts and answers only where the policy of
+a route asks for them (`trace`).
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def root_of(
     if traced.operation:
         found_attributes["gen_ai.operation.name"] = OPERATIONS.get(traced.operation, traced.operation)
         found_attributes["gen_ai.request.model"] = traced.model[:MAX_TEXT]
+    if traced.texts:
+        found_attributes |= traced.texts
     if provenance is not None:
         found_attributes |= _origin(provenance)
     failed = traced.failed(status)

@@ -26,6 +26,7 @@ FEATURES = Extensions(
         "record": "gateway.features.recorder.feature:RECORD",
         "spend": "gateway.features.spend.feature:BOOKS",
         "session": "gateway.features.sessions.feature:SESSIONS",
+        "trace": "gateway.features.prompt_traces.feature:TRACE",
         "privacy": "gateway.features.privacy.feature:PRIVACY",
         "cache.admit.tools": "gateway.features.tool_calls.feature:TOOL_CALLS",
         "cache.admit.trust": "gateway.features.trust.feature:TRUST",
