@@ -311,12 +311,15 @@ dist: setup  ## build the wheels of the gateway and of the embedding model into 
 	@SOURCE_DATE_EPOCH=315532800 $(WHEEL) ./build/model-wheel
 	@ls dist/*.whl
 
+EXPORT := gateway/model_build/requirements-export
+PIP_COMPILE := $(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+  --no-header --no-strip-extras
 lock: $(STAMP)  ## resolve the dependencies, and write the lock files
 	@$(BIN)/pip install -q pip-tools
-	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
-	  --no-strip-extras --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
-	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
-	  --no-strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
+	@$(PIP_COMPILE) --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
+	@$(PIP_COMPILE) --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
+	@$(PIP_COMPILE) -c requirements-dev.lock $(addprefix --unsafe-package=,numpy protobuf ml-dtypes typing-extensions) \
+	  -o $(EXPORT).txt $(EXPORT).in
 
 schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md and admin-api.md, after a change of either
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done
