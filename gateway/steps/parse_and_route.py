@@ -198,7 +198,8 @@ class ParseAndRoute:
         """Record what erasure and the traffic log need."""
         if call is not None and (call.user is not None or request.client.permit is not None):
             request.subjects = subjects_of_call(call.user, request.client.permit, self._subjects_of)
-        note_traffic(request, route, self._recording)
+        if self._recording.log is not None:  # asked here, too: most gateways record nothing, and a call costs
+            note_traffic(request, route, self._recording)
 
 
 def note_traffic(request: RequestContext, route: Route, recording: Recording) -> None:
