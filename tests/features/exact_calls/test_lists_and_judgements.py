@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from tests.admin.keys import ADMIN, bearer, create, keyed
-from tests.fixtures.gateways import EXACT_CACHE, TIERS, Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, TIERS, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
 COHERE: dict[str, Any] = {
@@ -143,6 +145,32 @@ async def test_an_answer_without_results_is_not_stored(served: Served, upstream:
     answers(upstream, answer, RANKED)
     assert await verdicts(served, ("/v1/rerank", COHERE), ("/v1/rerank", COHERE)) == ["miss", "miss"]
     assert len(upstream.calls) == 2
+
+
+async def test_a_compressed_call_shares_the_entry_and_goes_on_decoded(served: Served, upstream: Upstream) -> None:
+    coded = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    assert (await served.post("/v1/rerank", gzip.compress(json.dumps(COHERE).encode()), coded)).status == 200
+    assert await verdicts(served, ("/v1/rerank", COHERE)) == ["exact"]
+    assert upstream.calls[0].json == COHERE and "Content-Encoding" not in upstream.calls[0].headers
+
+
+async def test_a_long_list_is_read_off_the_loop_and_hits(served: Served) -> None:
+    long = {**COHERE, "documents": ["a document: " + "x" * 1000 for _ in range(500)]}
+    assert await verdicts(served, ("/v1/rerank", long), ("/v1/rerank", long)) == ["miss", "exact"]
+
+
+async def test_an_answer_that_is_stale_serves_while_the_endpoint_fails(upstream: Upstream, tmp_path: Path) -> None:
+    answers(upstream, RANKED, web.Response(status=500))
+    policy = EXACT_CACHE.replace("{exact: {ttl: 1h}}", "{exact: {ttl: 1ms}, stale_if_error: 1h}")
+    async with gateway_of(config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}), policy) as gateway:
+        assert await verdicts(gateway, ("/v1/rerank", COHERE), ("/v1/rerank", COHERE)) == ["miss", "stale"]
+
+
+async def test_a_gateway_without_a_cache_reads_no_call(upstream: Upstream, tmp_path: Path) -> None:
+    answers(upstream, RANKED)
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config, NO_CACHE) as gateway:
+        assert await verdicts(gateway, ("/v1/rerank", COHERE)) == ["pass-through"]
 
 
 async def test_the_client_decides_about_the_cache(served: Served, upstream: Upstream) -> None:
