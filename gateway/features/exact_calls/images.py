@@ -17,7 +17,7 @@ from gateway.dialects.json_body import invalid_field
 from gateway.dialects.known import path_of
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import BadRequest
-from gateway.features.exact_calls.dialect import JsonCalls
+from gateway.features.exact_calls.dialect import JsonCalls, has_link
 from gateway.features.exact_calls.forms import read_form
 from gateway.outcomes import Admission
 from gateway.prices import Unit
@@ -26,8 +26,6 @@ TABLE: Table = {"n": ONE, "seed": NUMBER}
 FORM_DEFAULTS = {"n": "1"}
 LINK = "url"
 DATA = "data:"
-PICTURES = ("image", "images", "image_url", "mask")  # fields with pictures to edit; one behind a link may change
-REMOTE = ("http://", "https://")
 
 
 class Images(JsonCalls):
@@ -47,6 +45,8 @@ class Images(JsonCalls):
             raise BadRequest("the form has no seed", param="seed")
         if form.is_on("stream") or form.value("response_format") == LINK:
             raise BadRequest("a stream, or a link, passes through")
+        if has_link({name.removesuffix("[]"): [*values] for name, values in form.fields.items()}):
+            raise BadRequest("a picture is behind a link, and may change")
         return self.call_of_form(path, form, FORM_DEFAULTS)
 
     def check(self, fields: Mapping[str, Any]) -> None:
@@ -55,9 +55,6 @@ class Images(JsonCalls):
             raise invalid_field("seed", "an integer of at least 0", seed)
         if fields.get("response_format") == LINK:
             raise invalid_field("response_format", "b64_json", LINK)
-        for name in PICTURES:
-            if _has_link(fields.get(name)):
-                raise invalid_field(name, "pictures as data URLs", fields[name])
 
     def prompt(self, fields: Mapping[str, Any]) -> str:
         prompt = fields.get("prompt")
@@ -73,14 +70,6 @@ class Images(JsonCalls):
 
     def billed_units(self, call: Call, usage: AnswerUsage) -> float | None:
         return usage.images
-
-
-def _has_link(value: Any, depth: int = 4) -> bool:
-    if isinstance(value, str):
-        return value.lower().startswith(REMOTE)
-    if depth and isinstance(value, list | dict):
-        return any(_has_link(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value))
-    return False
 
 
 def _links(picture: Any) -> bool:

@@ -5,7 +5,7 @@ The judgement of a text or a picture depends on nothing but the request, so its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.calls import Call
@@ -16,12 +16,10 @@ from gateway.features.exact_calls.dialect import JsonCalls
 from gateway.outcomes import Admission
 
 TABLE: Table = {"model": NULLABLE}
-REMOTE = ("http://", "https://")
 
 
 class Moderation(JsonCalls):
-    """`Moderation` is the dialect of calls that judge texts and pictures. A picture behind a link may change, so its
-    call passes through."""
+    """`Moderation` is the dialect of calls that judge texts and pictures."""
 
     name = operation = "moderation"
     path = path_of("moderation")
@@ -31,8 +29,6 @@ class Moderation(JsonCalls):
         given = fields.get("input", ABSENT)
         if not isinstance(given, str | list):
             raise invalid_field("input", "a string or an array", given)
-        if any(url.lower().startswith(REMOTE) for url in _urls(given)):
-            raise invalid_field("input", "pictures as data URLs", given)
 
     def prompt(self, fields: Mapping[str, Any]) -> str:
         given = fields["input"]
@@ -43,11 +39,3 @@ class Moderation(JsonCalls):
     def admission_of(self, call: Call, answer: Any) -> Admission:
         results = answer.get("results") if isinstance(answer, Mapping) else None
         return Admission.STORED if isinstance(results, list) and results else Admission.MALFORMED
-
-
-def _urls(value: Any) -> Iterator[str]:
-    for part in value if isinstance(value, list) else ():
-        picture = part.get("image_url") if isinstance(part, Mapping) else None
-        url = picture.get("url") if isinstance(picture, Mapping) else picture
-        if isinstance(url, str):
-            yield url

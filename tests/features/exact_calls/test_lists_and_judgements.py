@@ -80,6 +80,8 @@ async def verdicts(served: Served, *requests: tuple[str, Any]) -> list[str]:
         ("/v1/rerank", VLLM, RANKED),
         ("/v1/rerank", {**COHERE, "return_documents": True, "rank_fields": ["text"]}, RANKED),
         ("/v1/rerank", {**COHERE, "documents": [{"text": "a", "title": "b"}, "c"]}, {"results": []}),
+        ("/v1/rerank", {**COHERE, "documents": ["https://ports.example", {"text": "http://ports"}]}, RANKED),
+        ("/v1/moderations", {"input": "https://ports.example"}, JUDGED),
         ("/v1/moderations", JUDGEMENT, JUDGED),
         ("/v1/moderations", {"input": ["one", "two"]}, JUDGED),
         ("/v1/moderations", {"model": "omni-moderation-latest", "input": PICTURE}, JUDGED),
@@ -126,6 +128,8 @@ async def test_spellings_of_a_call_share_an_entry_and_other_calls_do_not(served:
         ("/v1/rerank", {**COHERE, "stream": True}),
         ("/v1/moderations", {"model": "m"}),
         ("/v1/moderations", {"input": [{"type": "image_url", "image_url": {"url": "https://pictures/1.png"}}]}),
+        ("/v1/rerank", {**JINA, "documents": [{"image": "https://pictures/1.png"}]}),
+        ("/v1/rerank", {**VLLM, "query": {"content": [{"image_url": {"url": "HTTPS://pictures/1.png"}}]}}),
         ("/v1/score", {"model": "m", "text_1": "a", "text_2": "b"}),
     ],
 )

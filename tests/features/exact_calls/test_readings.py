@@ -103,3 +103,9 @@ def test_a_form_for_a_picture_needs_a_seed(seed: str, is_call: bool) -> None:
         assert not is_call
     else:
         assert is_call and call.prompt == "a fjord"
+
+
+def test_a_form_with_a_picture_behind_a_link_is_no_call() -> None:
+    body, kind = write_form((field("seed", "7"), field("image[]", "https://pictures/1.png")))
+    with pytest.raises(BadRequest, match="link"):
+        Images().parse("/v1/images/edits", body, {"content-type": kind})
