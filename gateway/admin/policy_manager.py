@@ -17,7 +17,7 @@ from gateway.config.policy.files import PolicyFolder
 from gateway.config.policy.history import BY_FILE, Author, History, PolicyChange, Version, unified_diff
 from gateway.config.policy.load import LAST_FILE, file_order, hash_texts, policy_files, read_policy, read_texts
 from gateway.config.policy.model import Policy, PolicySource
-from gateway.config.policy.reloader import OnReload, PolicyHolder, Prepare, ready
+from gateway.config.policy.reloader import OnReload, PolicyHolder, Prepare, import_watch, ready
 from gateway.errors import GatewayError, NotFound
 from gateway.ports import PublishedPolicy
 
@@ -120,6 +120,8 @@ class PolicyManager:
     ) -> None:
         self._config = config
         self._folder = None if folder is None else PolicyFolder(folder)
+        if folder is not None:
+            import_watch()
         self.history = open_history(config, wall)
         self._holder = PolicyHolder(initial, self._read_policy, swap, self.history.record, prepare)
         self._wall = wall

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.adapters.faiss.checkpoint import PartitionKind
-from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.cache.index_checkpoints import IndexCheckpoints, checkpoints_of
 from gateway.config import Config
 from gateway.config.schema import INDEXES
 from gateway.errors import IndexUnavailable, StartupError
 from gateway.ports import Clock, Embedder, VectorIndex
+
+if TYPE_CHECKING:  # a feature brings it
+    from gateway.adapters.faiss.device import Device
 
 
 class IndexOpener(Protocol):

@@ -22,7 +22,6 @@ from gateway.adapters.onnx.model_files import (
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.pair_queue import PairQueue
-from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, TwoStageVerifier, load_weights
 from gateway.config import VerifierConfig
@@ -99,7 +98,8 @@ def build_verifier(
     """
     try:
         if config.adapter == "checks":
-            return ThresholdVerifier()
+            checks: Verifier = importlib.import_module("gateway.cache.threshold_verifier").ThresholdVerifier()
+            return checks
         if (tuned := _tuned_verifier(config, embedder, versions or data_dir, pairs)) is not None:
             return tuned
         learned = LearnedVerifier(load_weights())

@@ -26,7 +26,6 @@ from gateway.config import Config
 from gateway.config.errors import ConfigError
 from gateway.config.load import load_config
 from gateway.config.policy.model import Policy
-from gateway.config.policy.single_backend import upstream_config
 from gateway.config.schema import EmbeddingModel
 from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
@@ -55,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     environ = with_addresses(os.environ, arguments)
     doubts: list[ConfigError] = []
     if arguments.upstream is not None:
-        config, policy = upstream_config(arguments.upstream, environ, doubts.append)
+        single_backend = import_module("gateway.config.policy.single_backend")  # most gateways have a configuration
+        config, policy = single_backend.upstream_config(arguments.upstream, environ, doubts.append)
         build_missing_model(config.embedder)
         os.umask(UMASK)
         uvloop.run(serve_upstream(config, policy, environ, arguments.log_level, doubts))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, lru_cache
 
 from gateway.calls import Dialect
@@ -139,9 +140,9 @@ class Dialects(Mapping[str, Dialect]):
         """The names of the dialects that count tokens, by the path at which their clients ask for it."""
         return {each.token_count_path: name for name, each in self._traits() if each.token_count_path is not None}
 
-    def imported(self, name: str | None) -> Dialect | None:
+    def imported(self, name: str) -> Dialect | None:
         """Return a dialect that is imported already, or None."""
-        return None if name is None else self._loaded.get(name)
+        return self._loaded.get(name)
 
     def claimant(self, method: str, path: str) -> str | None:
         """Return the name of the dialect of a request, or None if no dialect claims it."""
@@ -207,11 +208,21 @@ def find_dialect(method: str, path: str) -> Dialect | None:
     return None if name is None else DIALECTS[name]
 
 
+class Unimported(Enum):
+    """Stands for the dialect of a request that nobody has imported yet."""
+
+    DIALECT = "unimported"
+
+
 @lru_cache(maxsize=MAX_PATHS)
-def imported_dialect(method: str, path: str) -> Dialect | None:
-    """Return the dialect of a request, or None if it has none, or nobody has imported that yet. Clear the cache after
-    an import, in the thread of the callers: another thread could do so before an answer of theirs is in it."""
-    return DIALECTS.imported(claimant_of(method, path))
+def imported_dialect(method: str, path: str) -> Dialect | Unimported | None:
+    """Return the dialect of a request, or None if it has none. Import nothing.
+
+    Clear the cache after an import, in the thread of the callers: another thread could do so before an answer of theirs
+    is in it.
+    """
+    name = claimant_of(method, path)
+    return None if name is None else DIALECTS.imported(name) or Unimported.DIALECT
 
 
 @lru_cache(maxsize=MAX_PATHS)

@@ -13,12 +13,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 
 from gateway.adapters.faiss.checkpoint import CheckpointChunk
-from gateway.adapters.faiss.device import Device
 from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Partition
 from gateway.adapters.faiss.rebuilder import IndexPlan, Rebuilder, Train, train_centroids
@@ -26,6 +25,9 @@ from gateway.adapters.faiss.shard_map import ShardMap, load_shard_map, split_chu
 from gateway.entries import Neighbour, Vector
 from gateway.errors import IndexUnavailable
 from gateway.ports import StoredVector
+
+if TYPE_CHECKING:  # a feature brings it
+    from gateway.adapters.faiss.device import Device
 
 LOG = logging.getLogger("nearhit.index")
 P = ParamSpec("P")

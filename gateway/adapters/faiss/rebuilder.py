@@ -16,11 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
 
-from gateway.adapters.faiss.device import Device, Replica
 from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor, ExecutorClosed
 from gateway.adapters.faiss.partition import (
     FlatPartition,
@@ -35,6 +35,9 @@ from gateway.adapters.faiss.partition import (
 from gateway.adapters.faiss.shard_map import ShardMap
 from gateway.adapters.system.memory import trim_heap
 from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
+
+if TYPE_CHECKING:  # a feature brings it
+    from gateway.adapters.faiss.device import Device, Replica
 
 # Plan and training: when to rebuild, with how many lists, and around which centroids.
 SEED = 1

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
-
-from watchfiles import awatch
+from types import ModuleType
 
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.history import BY_FILE, Author
@@ -20,11 +19,18 @@ Prepare = Callable[[Policy], Awaitable[None]]
 Record = Callable[[Policy, Author], None]
 """Called in a thread with each policy that is put in force, and its author. Raises nothing."""
 
-# watchfiles would import it at its first wait, and block the event loop of a serving gateway for 30 ms and more.
-import_module("anyio._backends._asyncio")
-
 _POLL_S = 2.0  # bounds the delay of a missed event: network and bind mounts send none
 _DEBOUNCE_MS = 100  # long enough for an editor's rename-and-replace
+
+
+def import_watch() -> ModuleType:
+    """Import what `watch` needs. Call it before the gateway serves: it takes 30 ms and more.
+
+    watchfiles would import the second module at its first wait.
+    """
+    watchfiles = import_module("watchfiles")
+    import_module("anyio._backends._asyncio")
+    return watchfiles
 
 
 async def ready(policy: Policy) -> None:
@@ -97,6 +103,7 @@ class PolicyHolder:
 
         A change without effect is not reported. The folder may go away and come back.
         """
+        watchfiles = import_watch()
         seen: object = None  # differs from any state, so that a change before the watch is found at once
         while True:
             watched = _folder_identity(folder)
@@ -106,7 +113,7 @@ class PolicyHolder:
             if watched is None:
                 await asyncio.sleep(_POLL_S)
                 continue
-            changes = awatch(
+            changes = watchfiles.awatch(
                 folder,
                 watch_filter=None,  # a Kubernetes volume changes a hidden link, which the default filter drops
                 debounce=_DEBOUNCE_MS,
