@@ -19,7 +19,7 @@ help:  ## list the targets
 # The locks are complete, so pip need not resolve. Two processes compile the modules in half of pip's time.
 PIP_LOCKED := $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-compile --require-hashes
 COMPILE := $(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null 2>&1 || true
-$(RUNTIME): requirements.lock requirements-dev.lock pyproject.toml
+$(RUNTIME): requirements.lock requirements-dev.lock requirements-charts.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "nearhit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null \
@@ -30,6 +30,8 @@ $(RUNTIME): requirements.lock requirements-dev.lock pyproject.toml
 	@{ cat requirements.lock; sed -n '/^setuptools==/,/[^\\]$$/p' requirements-dev.lock; } > $(VENV)/requirements.txt
 	@$(PIP_LOCKED) -r $(VENV)/requirements.txt \
 	  || { echo "the dependencies could not be installed: see pip's message above"; exit 1; }
+	@$(PIP_LOCKED) -r requirements-charts.lock \
+	  || echo "the dashboard's charts could not be installed: it shows tables instead"
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(COMPILE)
 	@touch $@
@@ -303,12 +305,17 @@ diagrams: $(STAMP)  ## draw docs/images/request.svg and pipeline.svg (needs grap
 
 # The wheel of the model is the same, byte for byte, if its files are: all dates in it are the first that a zip has.
 WHEEL := $(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist
-dist: setup  ## build the wheels of the gateway and of the embedding model into dist/
-	@rm -rf dist build/lib build/model-wheel
+dist: setup  ## build the wheels of the gateway, of its charts and of the embedding model into dist/
+	@rm -rf dist build/lib build/model-wheel build/charts-wheel
 	@$(WHEEL) .
 	@mkdir -p build/model-wheel
 	@cp -r $(MODEL) deploy/model-wheel/pyproject.toml LICENSE build/model-wheel/
 	@SOURCE_DATE_EPOCH=315532800 $(WHEEL) ./build/model-wheel
+	@mkdir -p build/charts-wheel
+	@$(BIN)/pip download -q --disable-pip-version-check --no-deps --require-hashes -d build/charts-wheel -r requirements-charts.lock
+	@$(BIN)/python -m zipfile -e build/charts-wheel/*.whl build/charts-wheel
+	@cp deploy/charts-wheel/pyproject.toml build/charts-wheel/*.dist-info/licenses/LICENSE build/charts-wheel/
+	@SOURCE_DATE_EPOCH=315532800 $(WHEEL) ./build/charts-wheel
 	@ls dist/*.whl
 
 EXPORT := gateway/model_build/requirements-export

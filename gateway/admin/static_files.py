@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from importlib import resources
+import logging
+from collections.abc import Mapping
+from importlib import metadata, resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -16,7 +19,13 @@ from gateway.admin.operations import operation
 if TYPE_CHECKING:
     from gateway.admin.on_demand import AdminCore
 
+LOG = logging.getLogger("nearhit")
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+# The chart library comes from a package that is located but never imported, because its Python part has further
+# dependencies (docs/decisions/0023). `make dist` makes the second one, which has its files alone. Without either, the
+# page shows tables.
+CHARTS = ("uplot-python", "nearhit-charts")
+CHART_FILES = {"uplot.js": "uplot/static/uPlot.iife.js", "uplot.css": "uplot/static/uPlot.min.css"}
 # The page loads nothing from other hosts, cannot be framed, and never treats text as markup or script.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -31,7 +40,7 @@ class StaticFiles:
     """`StaticFiles` serves the files of the dashboard from memory."""
 
     def __init__(self, _: AdminCore | None = None) -> None:
-        self._files = _files(resources.files("gateway.admin") / "dashboard")
+        self._files = {**chart_files(), **_files(resources.files("gateway.admin") / "dashboard")}
         self._gzipped: dict[str, bytes] = {}  # those that a browser has asked for: all of them take 13 ms of a start
         self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in self._files.items()}
 
@@ -58,6 +67,18 @@ class StaticFiles:
         if (data := self._gzipped.get(name)) is None:
             data = self._gzipped[name] = gzip.compress(self._files[name], mtime=0)
         return data
+
+
+def chart_files() -> Mapping[str, bytes]:
+    """Return the files of the chart library. If it is not installed, they are empty."""
+    for package in CHARTS:
+        try:
+            installed = metadata.distribution(package)
+            return {name: Path(str(installed.locate_file(path))).read_bytes() for name, path in CHART_FILES.items()}
+        except (metadata.PackageNotFoundError, OSError):
+            continue
+    LOG.info("the dashboard has no charts and shows tables instead", extra={"fields": {"missing": CHARTS}})
+    return dict.fromkeys(CHART_FILES, b"")
 
 
 def _files(folder: Traversable, prefix: str = "") -> dict[str, bytes]:

@@ -1,10 +1,15 @@
-"""The dashboard's files: complete, with the library of its charts."""
+"""The dashboard's files: complete, and with charts or without."""
 
 from __future__ import annotations
 
 import re
+from importlib import metadata
+from typing import Never
 
-from gateway.admin.static_files import StaticFiles
+import pytest
+
+from gateway.admin import static_files
+from gateway.admin.static_files import StaticFiles, chart_files
 
 
 def test_every_module_is_there_and_fetched_at_once() -> None:
@@ -23,3 +28,13 @@ def test_no_module_makes_markup_of_text() -> None:
             assert not re.search(
                 r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|javascript:", content.decode()
             ), name
+
+
+def test_without_the_charts_package_its_files_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert b"uPlot" in chart_files()["uplot.js"]
+
+    def absent(name: str) -> Never:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(static_files.metadata, "distribution", absent)
+    assert set(chart_files().values()) == {b""}
