@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from playwright.async_api import Route, expect
@@ -216,7 +217,8 @@ async def test_a_short_view_leaves_a_narrow_window_its_bar(showing: Showing) -> 
 async def test_the_spend_page_shows_who_spent_what_and_the_month(showing: Showing) -> None:
     booked = TIERS.replace("match: {}", "match: {}\n    spend: {budget: 0.001}")
     price = {"input_per_million": 100.0, "output_per_million": 100.0}
-    shown = await showing.page(await showing.gateway(booked, price=price))
+    # West of UTC, the day of UTC has begun before that of the reader. Its bar has the date of UTC.
+    shown = await showing.page(await showing.gateway(booked, price=price), timezone_id="Pacific/Honolulu")
     for _ in range(3):
         await shown.served.chat("How do I reset my password?", headers={"authorization": "Bearer k"}, model=HOSTILE)
     await shown.open("spend?by=model&span=24h")
@@ -230,6 +232,10 @@ async def test_the_spend_page_shows_who_spent_what_and_the_month(showing: Showin
     assert budget["default"][:3] == ["$0.0012", "$0.0010", "$0.0002 over"]
     await expect(shown.page.locator("#budgets")).to_contain_text("at its end if it goes on like the last week")
     await expect(shown.card("Cost and savings")).to_contain_text("$0.0012")
+    await shown.page.get_by_role("radio", name="7 days").check()
+    await shown.card("Cost and savings").get_by_text("As a table").click()
+    latest = shown.card("Cost and savings").locator("tbody tr").first
+    await expect(latest).to_contain_text(f"{datetime.now(UTC).day} {datetime.now(UTC):%b} 00:00")
     await shown.page.get_by_role("radio", name="Backend").check()
     await expect(row.locator("th")).to_have_text("light")
     assert await shown.page.locator("main img, main script").count() == 0

@@ -75,7 +75,7 @@ class Alerts:
         self._metrics = metrics
         self._books = Books(store)
         self._rules: Mapping[str, SpendRule] = {}
-        self._done: set[tuple[str, str, int]] = set()
+        self._done: set[str] = set()
 
     def follow(self, rules: Mapping[str, SpendRule]) -> None:
         """Watch the budgets of these routes from now on."""
@@ -93,7 +93,7 @@ class Alerts:
             return
         now = int(self._clock.wall())
         month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
-        self._done = {done for done in self._done if done[1] == month}
+        self._done = {done for done in self._done if done.startswith(month)}
         try:
             spent = spent_since(await self._books.costs(now), first_of_month(now))
             for route, rule in self._rules.items():
@@ -104,15 +104,14 @@ class Alerts:
             return
 
     async def _send_once(self, alert: Alert, url: str) -> None:
-        key = (alert.route, alert.month, alert.percent)
-        if key in self._done:
+        name = f"{alert.month}:{alert.percent}:{alert.budget:g}:{alert.route}"  # another budget has alerts of its own
+        if name in self._done:
             return
-        name = f"{alert.month}:{alert.percent}:{alert.route}"
         if not await self._store.claim(name, CLAIM_S):
             return  # another gateway sends it, or has sent it
         if await self._deliver(alert, url):
             await self._store.keep_claim(name, SENT_S)
-            self._done.add(key)
+            self._done.add(name)
             return
         LOG.warning("an alert was not delivered", extra={"fields": {"route": alert.route, "percent": alert.percent}})
 

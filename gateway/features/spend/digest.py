@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from gateway.features.spend.savings import milliseconds, money, percent
+from gateway.features.spend.savings import milliseconds, money, percent, saved_text
 
 # Verdana 11, as badges have it, is some 6.6 pixels a character. `textLength` makes the text fit.
 CHARACTER_PX = 6.6
@@ -27,8 +27,10 @@ def markdown(found: Mapping[str, Any]) -> str:
     if found["routing_sentence"] is not None:
         lines += [f"{found['routing_sentence']}.", ""]
     lines += [
-        f"Net: **{money(found['net'])}**, after the costs of audits and trials. "
-        f"The calls of clients cost {'an unknown sum' if spent is None else money(spent)}.",
+        "No call has a price, so nothing is known of dollars: see `nearhit prices show`."
+        if spent is None
+        else f"Net: **{money(found['net'])}**, after the costs of audits and trials. "
+        f"The calls of clients cost {money(spent)}.",
         "",
         *_table(["What it cost", ""], _costs(found)),
         "",
@@ -44,7 +46,8 @@ def badge(found: Mapping[str, Any]) -> str:
     """Return a badge for a README, as SVG."""
     cache = found["cache"]
     rate = f"{100 * cache['answered'] / cache['requests']:.0f} %" if cache["requests"] else "no requests"
-    value = f"{rate}, {money(found['net'])} saved" if cache["requests"] else rate
+    saved = saved_text(cache) if found["net"] is None else money(found["net"])
+    value = f"{rate}, {saved} saved" if cache["requests"] else rate
     name, title = "answered by nearhit", found["sentence"]
     left, right = (round(CHARACTER_PX * len(text)) + PADDING_PX for text in (name, value))
     texts = "".join(
@@ -69,15 +72,17 @@ def tiles(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     share, before, after = cache["wrong_share"], cache["p50_backend_ms"], cache["p50_hit_ms"]
     known = share["share"] is not None
     times = "-" if before is None or after is None else f"{milliseconds(before)} to {milliseconds(after)} ms"
-    interval = f"{percent(share['low'])} to {percent(share['high'])} of the semantic hits" if known else "no interval"
+    interval = (
+        f"{percent(share['low'])} to {percent(share['high'])} of the semantic hits" if known else "nothing is known"
+    )
     found_tiles = [
         ("answered", rate, f"{cache['answered']:,} of {cache['requests']:,} requests"),
         (
             "saved, net",
-            money(found["net"]),
+            "not priced" if found["net"] is None else money(found["net"]),
             f"after {money(found['costs']['audits'] + found['costs']['trials'])} of costs",
         ),
-        ("audited wrong", f"{cache['wrong']:,} of {cache['audited']:,}", interval),
+        ("audited wrong", f"{cache['wrong']:,} of {cache['audited']:,}" if cache["audited"] else "-", interval),
         ("median time", times, "of the hits, from a backend and from here"),
     ]
     if routing is not None and routing["kept"]["share"] is not None:

@@ -112,8 +112,8 @@ class SavingsReport(TypedDict):
     """Null: no route has several models."""
     routing_sentence: str | None
     costs: Costs
-    net: float
-    """US dollars: the savings less the audits and trials."""
+    net: float | None
+    """US dollars: the savings less the audits and trials. Null: no call has a price."""
     spent: float | None
     """US dollars of the calls of clients. Null: no call has a price."""
     not_priced: int
@@ -139,7 +139,7 @@ def savings(
         "routing": routing,
         "routing_sentence": None if routing is None else routing_sentence(routing),
         "costs": costs,
-        "net": dollars(net),
+        "net": None if _cost(counts) is None else dollars(net),
         "spent": _cost(counts),
         "not_priced": counts.unpriced,
         "routes": [
@@ -151,7 +151,7 @@ def savings(
 
 def sentence(cache: CacheSavings) -> str:
     """Return the savings of the caches as one sentence."""
-    parts = [f"{cache['answered']:,} of {cache['requests']:,} requests answered", f"{money(cache['saved'])} saved"]
+    parts = [f"{cache['answered']:,} of {cache['requests']:,} requests answered", f"{saved_text(cache)} saved"]
     if cache["audited"]:
         low, high = (percent(cache["wrong_share"][end]) for end in ("low", "high"))
         audited = f"{cache['wrong']:,} of {cache['audited']:,} audited wrong"
@@ -175,6 +175,13 @@ def routing_sentence(routing: RoutingSavings) -> str:
     else:
         text += ": none was audited, so nothing is known of their quality"
     return text if routing["saved"] is None else f"{text}, {money(routing['saved'])} saved"
+
+
+def saved_text(cache: Mapping[str, Any]) -> str:
+    """Return the dollars that hits saved, or their tokens where these have no price, or cost nothing."""
+    if cache["saved"] == 0 and cache["saved_tokens"]:
+        return f"{cache['saved_tokens']:,} tokens"
+    return money(cache["saved"])
 
 
 def money(amount: float) -> str:

@@ -120,6 +120,17 @@ async def test_an_alert_that_is_refused_is_tried_a_few_times_and_later_again(
         assert counted == {("default", "failed"): ATTEMPTS, ("default", "sent"): 1}
 
 
+async def test_another_budget_has_alerts_of_its_own(upstream: Upstream, tmp_path: Path, receiver: Receiver) -> None:
+    async with watched(upstream, tmp_path, receiver, DOLLARS) as served:
+        await served.chat("q")
+        await spend_once(served, 1)
+        checks = ledger_of(served)._alerts
+        for budget in (DOLLARS, 4 * DOLLARS, 2 * DOLLARS, DOLLARS):
+            checks.follow({"default": SpendRule(budget=budget, webhook=receiver.url)})
+            await checks.check()
+        assert [each["data"]["percent"] for each in receiver.got] == [100, 50]
+
+
 async def test_a_webhook_that_nobody_answers_fails_no_check(upstream: Upstream, tmp_path: Path) -> None:
     rule = "{budget: 0.000001, webhook: 'http://127.0.0.1:1/hook'}"
     async with booked(upstream, tmp_path, rule, PRICE) as served:

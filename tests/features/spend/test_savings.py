@@ -6,8 +6,11 @@ import asyncio
 import struct
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +20,7 @@ from gateway.errors import StartupError
 from gateway.features.spend.digest import badge, markdown
 from gateway.features.spend.figures import BUCKETS, NAMES, Figures
 from gateway.features.spend.picture import png
-from gateway.features.spend.rows import Counts
+from gateway.features.spend.rows import HOUR_S, Counts, Payer
 from gateway.features.spend.savings import Share, money, routing_sentence, savings
 from gateway.features.spend.store import ADD, SpendStore
 from tests.cache.test_audits import ASKED, OTHER, STORED, answering, audited, other
@@ -174,7 +177,12 @@ async def test_a_model_without_a_price_saves_an_unknown_sum(light: Upstream, lar
     async with gateway_of(config_of(tmp_path, backends), rule) as served:
         await served.chat(EASY)
         found = await report_once(served, cache__requests=1, routing__light=1, routing__not_priced=1)
-        assert (found["routing"]["saved"], found["spent"], found["not_priced"]) == (None, None, 1)
+        await served.chat(EASY)
+        found = await report_once(served, cache__requests=2, cache__exact=1)
+        assert (found["routing"]["saved"], found["spent"], found["net"], found["not_priced"]) == (None, None, None, 1)
+        assert found["sentence"].startswith("1 of 2 requests answered, 12 tokens saved, p50 from")
+        assert "No call has a price" in markdown(found)
+        assert "50 %, 12 tokens saved" in badge(found)
         assert "saved" not in routing_sentence(found["routing"])
 
 
@@ -194,6 +202,22 @@ async def test_gateways_on_one_store_report_the_same(
         assert reports[0]["cache"]["saved"] == pytest.approx(3 * reports[0]["spent"])
         assert len(upstream.chats) == 1
         assert (await report(one, "from=2020-01-01&to=2020-02-01"))["cache"]["requests"] == 0
+
+
+async def test_times_that_adjoin_have_together_what_the_whole_has(upstream: Upstream, tmp_path: Path) -> None:
+    """No hour counts twice, or not at all, whatever the clock of the reader: that of India is half an hour off."""
+    async with booked(upstream, tmp_path) as served:
+        store = SpendStore(served.gateway.stores.redis)
+        for number in range(1, 73):
+            await store.add("g", number, NOW - number, {Payer(route="r"): Counts(requests=1)})
+            await store.add_figures("g", number, NOW - number, {"r": Figures(exact=1)})
+        start = datetime.fromtimestamp((NOW - 60) * HOUR_S, UTC).astimezone(timezone(timedelta(hours=5, minutes=30)))
+        times = [(start + timedelta(hours=hours)).isoformat() for hours in (0, 24, 48)]
+        queries = [urlencode({"from": first, "to": end}) for first, end in pairwise(times)]
+        for part in ("requests", "exact"):
+            parts = [(await report(served, query))["cache"][part] for query in queries]
+            assert parts == [24, 24]
+            assert (await report(served, urlencode({"from": times[0], "to": times[-1]})))["cache"][part] == 48
 
 
 async def test_a_route_without_spend_is_in_no_report(upstream: Upstream, tmp_path: Path) -> None:

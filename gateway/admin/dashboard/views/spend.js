@@ -64,7 +64,7 @@ export function mount(root, { params, fail, remember }) {
   function drawTiles({ cache, net, spent, not_priced: unpriced }, budget) {
     const items = [
       ["Answered", cache.requests ? percent(cache.answered / cache.requests) : "–", `${count(cache.answered)} of ${count(cache.requests)} requests`],
-      ["Saved, net", net < 0 ? `-${dollars(-net)}` : dollars(net), "after audits and other calls"],
+      ["Saved, net", net === null ? "not priced" : net < 0 ? `-${dollars(-net)}` : dollars(net), "after audits and other calls"],
       ["Spent", usd(spent), unpriced ? `${count(unpriced)} calls are not priced` : "by the calls of clients"],
       ["Tokens saved", short(cache.saved_tokens), "by hits"],
       ["Audited wrong", `${count(cache.wrong)} of ${count(cache.audited)}`, cache.audited ? `${percent(cache.wrong_share.low)} to ${percent(cache.wrong_share.high)} of semantic hits` : "nothing was audited"],
@@ -76,12 +76,13 @@ export function mount(root, { params, fail, remember }) {
     });
   }
 
-  /* Days and hours without bookings are 0. */
+  /* Days and hours without bookings are 0. A day is one of UTC: the chart shows local times, so it begins at local midnight. */
   function drawTrend(report, times, step) {
     const length = step === "hour" ? HOUR_S : DAY_S, first = Math.floor(Date.parse(report.since) / 1000 / length) * length, end = Date.parse(report.until) / 1000;
     const rows = new Map(times.rows.map((row) => [Date.parse(row[step]) / 1000, row]));
     const at = Array.from({ length: Math.max(1, Math.ceil((end - first) / length)) }, (_, i) => first + i * length);
-    trend.update(at, length, [["cost", "cost", "miss"], ["saved", "saved by hits", "exact"]].map(([name, label, key]) =>
+    const shown = at.map((start) => start + (step === "day" ? 60 * new Date(1000 * start).getTimezoneOffset() : 0));
+    trend.update(shown, length, [["cost", "cost", "miss"], ["saved", "saved by hits", "exact"]].map(([name, label, key]) =>
       ({ name, label, key, values: at.map((start) => rows.get(start)?.[name] ?? 0) })));
   }
 
