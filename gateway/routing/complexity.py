@@ -130,7 +130,7 @@ class ComplexityModel:
         """Return the complexity in (0, 1), and the row that a route's own fit reads.
 
         `vector`, the embedding of `text`, is a part of the row alone. `max_tokens` is the client's limit. It takes
-        0.15 ms for a short text, 0.3 to 0.4 ms for 8 kB and more.
+        0.1 ms for a short text, and 0.7 ms for 8 kB of words that no list has.
         """
         weights = self._weights
         if not self.reads_vectors or (vector is not None and vector.shape != (weights.dimension,)):

@@ -81,6 +81,7 @@ _SIGN_OF: Mapping[str, tuple[int, ...]] = {
 # A mistyped word of a list counts as that word, so that typing errors move a score little. The words are found by what
 # is left of them without one letter (the symmetric deletes of SymSpell, Wolf Garbe 2012).
 MIN_CORRECTED = 5  # letters
+MAX_CORRECTED = 30  # different words of a text: each costs 3 us, and texts of unknown words need no more
 
 
 def _without_a_letter(word: str) -> list[str]:
@@ -217,13 +218,15 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _TextCounts:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
     wide = shouted = roman = capitals = acronyms = single = different = foreign = content_words = 0
+    unknown = 0
     rarities = 0.0
     content: set[str] = set()
     for token, count in Counter(tokens).items():
         first = token[0]
         if first.isalpha():
             lower = token.lower()
-            if lower not in _KIND_OF and rarity(lower) >= rarity.unlisted:
+            if unknown < MAX_CORRECTED and lower not in _KIND_OF and rarity(lower) >= rarity.unlisted:
+                unknown += 1
                 lower = corrected(lower)
             length = len(token)
             if _WIDE.match(first):

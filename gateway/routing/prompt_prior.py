@@ -111,14 +111,15 @@ def structure_of(features: FloatArray, lengths: FloatArray | np.float64, rates: 
 
     Counts end at `MANY`, so that the structure says nothing of the length of a text that it can read.
     """
-    unread = np.clip(1.0 - features[..., _FUNCTION_AT] / READ_SHARE, 0.0, 1.0)
+    unread = np.maximum(1.0 - features[..., _FUNCTION_AT] / READ_SHARE, 0.0)
+    unread_length = np.minimum(np.maximum((lengths - UNREAD_FROM) / UNREAD_RANGE, 0.0), 1.0)
     counts = np.expm1(features[..., _COUNTED_AT])
     parts = (
         np.minimum(counts, 1.0),
         np.minimum(counts, MANY) / MANY,
         features[..., _FLAGS_AT],
         rates(features[..., _RATES_AT], MAX_RATE) / MAX_RATE,
-        (unread * np.clip((lengths - UNREAD_FROM) / UNREAD_RANGE, 0.0, 1.0))[..., np.newaxis],
+        (unread * unread_length)[..., np.newaxis],
     )
     return np.concatenate(parts, axis=-1)
 

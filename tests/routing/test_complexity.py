@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from gateway.routing.complexity import (
     load_weights,
     weights_from,
 )
-from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, PromptReading
+from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, PromptReading, corrected
 from training.perturb import typo
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
@@ -341,6 +343,34 @@ def test_another_case_changes_a_score_little(text: str) -> None:
 def test_a_missing_final_mark_hardly_changes_a_score() -> None:
     moves = [abs(score(text) - score(text.rstrip("?.! "))) for text in EASY + HARD]
     assert np.mean(moves) <= 0.005
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "word"),
+    [
+        ("calclate", "calculate"),
+        ("probabilty", "probability"),
+        ("exlpain", "explain"),
+        ("pythonn", "python"),
+        ("wich", "which"),
+        ("oslo", "oslo"),
+        ("photosynthesis", "photosynthesis"),
+        ("", ""),
+    ],
+)
+def test_a_mistyped_word_of_a_list_counts_as_that_word(mistyped: str, word: str) -> None:
+    assert corrected(mistyped) == word
+
+
+@pytest.mark.parametrize("change", [str.upper, str.lower, str.title, lambda text: text.replace(" ", "  ")])
+def test_case_and_spacing_change_no_choice(change: Callable[[str], str]) -> None:
+    assert all((score(change(text)) > 0.5) == (score(text) > 0.5) for text in EASY + HARD)
+
+
+def test_options_without_their_marks_are_read_as_such() -> None:
+    for text in EXAM_HARD:
+        assert PromptReading(re.sub(r"[^\w\s]", "", text), Commonness(["word"])).options is not None
+    assert PromptReading("A man met\nB and went\nhome", Commonness(["word"])).options is None
 
 
 def test_three_typing_errors_change_a_score_little() -> None:

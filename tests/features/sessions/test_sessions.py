@@ -123,9 +123,13 @@ async def test_a_tier_falls_with_a_change_of_topic_where_questions_are_embedded(
         assert await talk.backend(turns) == "large"
         turns += [said("..."), user("Why does this function deadlocks explain that yours does not?")]
         assert await talk.backend(turns) == "large", "the same words"
+        turns += [said("..."), user("Can you explain more on this topic?")]
+        assert await talk.backend(turns) == "large", "nothing new is named"
+        turns += [said("..."), user("What are the main advantages and disadvantages of these designs?")]
+        assert await talk.backend(turns) == "large", "it points back"
         turns += [said("..."), user(EASY)]
         assert await talk.backend(turns) == "light", "other words"
-        assert talk.outcomes == {"new": 1, "kept": 1, "topic": 1}
+        assert talk.outcomes == {"new": 1, "kept": 3, "topic": 1}
 
 
 async def test_a_tool_result_goes_to_the_backend_that_made_the_call(talk: Talk, clock: FakeClock) -> None:
