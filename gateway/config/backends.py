@@ -12,12 +12,14 @@ from dataclasses import dataclass, fields
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator, TypeAdapter, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from gateway.config.backend_keys import CREDENTIALS, Keyed, key_problems
+from gateway.config.backend_transport import BackendHeaders, BackendTls, ProxySetting, transport_problems
 from gateway.config.errors import KeyPath, closest_match, format_value
 from gateway.config.fields import Command, EnvironmentName, File, HttpUrl, Text, http_url, optional_section
 from gateway.config.identities import IdentityConfig
@@ -412,6 +414,14 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     """For `openai`: Azure's dated API, such as `2024-10-21`. The `url` is that of a resource,
     `https://NAME.openai.azure.com`, where models are deployments, or of one deployment. It is for clients that name no
     version. Azure's v1 API needs none: its `url` ends in `/openai/v1`."""
+    headers: BackendHeaders = Field(default_factory=dict)
+    """Headers that each call gets, in place of those of the client with these names. `${VAR}` in a value is a
+    variable."""
+    tls: BackendTls | None = None
+    """TLS to the servers, for private authorities and client certificates."""
+    proxy: ProxySetting = None
+    """The way to the servers: the URL of a proxy such as `http://proxy:3128`, or `environment` for the variables
+    `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`. It implies `client: aiohttp`."""
     client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"
     """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
     tolerates more faults of servers."""
@@ -440,6 +450,7 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
         yield from url_problems(settings, "https://api.openai.com/v1")
         yield from key_problems(settings)
         yield from _azure_problems(settings)
+        yield from transport_problems(settings)
         if settings.get("batch") is not None and settings.get("adapter") != "kserve":
             yield Problem("batch", "works on tensors only, expected adapter: kserve or triton")
 
@@ -463,10 +474,17 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     def resolved(self, folder: Path) -> Self:
         upstreams = self.upstreams and tuple(each.with_key_paths(folder) for each in self.upstreams)
         identity = None if self.identity is None else self.identity.resolved(folder)
-        return self.with_key_paths(folder).model_copy(update={"upstreams": upstreams, "identity": identity})
+        tls = None if self.tls is None else self.tls.in_folder(folder)
+        update = {"upstreams": upstreams, "identity": identity, "tls": tls}
+        return self.with_key_paths(folder).model_copy(update=update)
 
     def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
         yield from self.key_faults(folder)
+        if self.tls is not None:
+            try:
+                resolve_name("gateway.upstream.client_tls:ClientTls").of(self.tls.in_folder(folder))
+            except OSError as error:
+                yield ("tls",), f"the files cannot be used: {error.strerror or type(error).__name__}"
         if self.identity is not None:
             yield from ((("identity", *path), message) for path, message in self.identity.faults(folder))
         for i, upstream in enumerate(self.upstreams or ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,6 +101,13 @@ class OneAnswerProtocol(ResponseHandler):
             return
         self._is_due, self._body, self.has_served = True, None, True
 
+    def set_response_params(self, **options: Any) -> None:
+        """Expect the answer to a CONNECT, which aiohttp sends to a proxy by a request of its own class. It alone has no
+        timer."""
+        if "timer" not in options:
+            self._is_due, self._body = True, None
+        super().set_response_params(**options)
+
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         message, body = data
         if not self._is_due or self._body is not None:
@@ -189,10 +197,18 @@ class BoundedConnector(aiohttp.TCPConnector):
         return await super()._create_connection(req, traces, timeout)
 
 
-def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
-    """Return a session for one backend that passes bodies through: no decompression, no cookies, no redirects."""
+def open_session(
+    connect_timeout_s: float, max_connections: int, tls: ssl.SSLContext | None = None, proxy: str | None = None
+) -> aiohttp.ClientSession:
+    """Return a session for one backend that passes bodies through: no decompression, no cookies, no redirects.
+
+    Without `tls`, the authorities of the machine count. `proxy` may have credentials.
+    """
     session = aiohttp.ClientSession(
-        connector=BoundedConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
+        connector=BoundedConnector(
+            limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60, ssl=True if tls is None else tls
+        ),
+        proxy=proxy,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -217,11 +233,13 @@ class AiohttpSession:
 
     connect_timeout_s: float
     max_connections: int
+    tls: ssl.SSLContext | None = None
+    proxy: str | None = field(default=None, repr=False)  # it may have credentials
     _session: aiohttp.ClientSession | None = field(init=False, default=None)
 
     def get(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = open_session(self.connect_timeout_s, self.max_connections)
+            self._session = open_session(self.connect_timeout_s, self.max_connections, self.tls, self.proxy)
         return self._session
 
     async def close(self) -> None:

@@ -195,6 +195,7 @@ class HttpBackend(LimitedBackend):
         self._timeouts = section.timeouts
         self._clock = clock
         self._cache_control = section.cache_control
+        self._fixed = tuple(section.headers.items())
         self._admitted_origins = frozenset(server.cors.origins)
         self._refused_additions = RefusedAdditions(frozenset() if section.stream_usage else frozenset({USAGE}))
         self._reasoning_content = section.reasoning_content
@@ -447,7 +448,7 @@ class HttpBackend(LimitedBackend):
         `BackendError` if the gateway should have credentials and has none."""
         limit_s = self._timeouts.connect if self._identity is None else MAX_HANDSHAKE_S
         try:
-            answer = await self._client.send(self._models_request([]), self._deadline_in(limit_s))
+            answer = await self._client.send(self._models_request(list(self._fixed)), self._deadline_in(limit_s))
         except NoCredentials as error:
             raise self._to_gateway_error(error) from None
         except ExchangeFailed:
@@ -553,7 +554,8 @@ class HttpBackend(LimitedBackend):
         if request.reads_answer and not is_parsed:  # the body goes as it came, the answer has to be readable
             headers = [header for header in headers if header[0].lower() != "accept-encoding"]
             headers.append(("Accept-Encoding", "identity"))
-        return headers + self._gateway_headers(headers, is_parsed=is_parsed)
+        headers = headers + self._gateway_headers(headers, is_parsed=is_parsed)
+        return _override_headers(headers, self._fixed) if self._fixed else headers
 
     def _moves_key(self, client: Endpoint) -> bool:
         """Return whether a key of such clients stands in another header than here, in one dialect."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -9,9 +10,11 @@ from pkgutil import resolve_name
 from yarl import URL
 
 from gateway.config.backend_keys import CREDENTIALS
+from gateway.config.backend_transport import ENVIRONMENT, BackendTls
 from gateway.config.backends import HttpUpstream, OpenAIBackendConfig
 from gateway.config.environment import read_secret
 from gateway.dialects.known import DIALECTS
+from gateway.errors import StartupError
 from gateway.upstream.aiohttp_session import AiohttpSession
 from gateway.upstream.building import BackendCore, IdentityBuilder, batching, metrics_tasks, model_names
 from gateway.upstream.http_backend import Account, HttpBackend
@@ -60,7 +63,12 @@ class HttpUpstreams:
     ) -> UpstreamConfig:
         config, clock = self.core.config, self.core.clock
         # Twice as many connections as calls, because some of them only wait for the end of a body.
-        session = AiohttpSession(section.timeouts.connect, 2 * section.max_concurrency)
+        session = AiohttpSession(
+            section.timeouts.connect,
+            2 * section.max_concurrency,
+            None if section.tls is None else _tls_of(section.tls, f"backends.{name}.tls"),
+            proxy_of(section.proxy, address.url, self.core.environ),
+        )
         backend = HttpBackend(
             name,
             address.url,
@@ -86,14 +94,16 @@ class HttpUpstreams:
 def client_of(
     section: OpenAIBackendConfig, url: str, session: AiohttpSession, may_resend: MayResend = always
 ) -> HttpClient:
-    """Return the HTTP client of an upstream. Only the `aiohttp` client uses `session`."""
+    """Return the HTTP client of an upstream. The gateway's own takes only the TLS of `session`, and knows no
+    proxies."""
     origin = str(URL(url).origin())
-    if section.client == "aiohttp":
+    if section.client == "aiohttp" or session.proxy is not None:
         return AiohttpClient(origin, session, may_resend)
     return Http1Client(
         origin,
         connect_s=section.timeouts.connect,
         max_connections=section.max_concurrency,
+        tls=session.tls,
         may_resend=may_resend,
     )
 
@@ -106,3 +116,35 @@ def _with_identity(client: HttpClient, account: Account, url: str) -> HttpClient
         client, account.identity, str(URL(url).origin())
     )
     return authorized
+
+
+def _tls_of(files: BackendTls, where: str) -> ssl.SSLContext:
+    try:
+        context: ssl.SSLContext = resolve_name("gateway.upstream.client_tls:ClientTls").of(files)
+    except OSError as error:
+        raise StartupError(f"{where}: the files cannot be used: {error.strerror or type(error).__name__}") from None
+    return context
+
+
+def proxy_of(setting: str | None, url: str, environ: Mapping[str, str]) -> str | None:
+    """Return the proxy on the way to a URL, with its credentials, or None if there is none. `setting` is that of the
+    backend.
+
+    Raise `StartupError`, without a part of the URL, if a variable has none that can be used.
+    """
+    if setting != ENVIRONMENT:
+        return setting
+    scheme = URL(url).scheme
+    names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    name = next((name for name in names if environ.get(name)), None)
+    excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    if name is None or resolve_name("requests.utils:should_bypass_proxies")(url, excluded):
+        return None
+    value = environ[name]
+    try:
+        proxy = URL(value if "://" in value else f"http://{value}")
+    except ValueError:
+        proxy = URL()
+    if proxy.scheme != "http" or not proxy.host:
+        raise StartupError(f"the environment variable {name} is no proxy, expected a URL such as http://proxy:3128")
+    return str(proxy)
