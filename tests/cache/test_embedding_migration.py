@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.adapters.embedding import hashing
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
-from gateway.cache import model_factory
 from gateway.cli.doctor.network import running
 from gateway.config import Config
 from gateway.entries import Vector
@@ -53,7 +53,7 @@ def config(upstream: Upstream, tmp_path: Path, outside_store: OutsideServer) -> 
 def other_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on gateways start with another embedder."""
     encoder = partial(HashEncoder, 512) if request.param == "another dimension" else Reversed
-    return lambda: monkeypatch.setattr(model_factory, "HashEncoder", encoder)
+    return lambda: monkeypatch.setattr(hashing, "HashEncoder", encoder)
 
 
 async def fill(config: Config, *questions: str) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters.embedding import hashing
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
-from gateway.cache import model_factory, recovery
+from gateway.cache import recovery
 from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.links import Links
@@ -185,7 +186,7 @@ async def test_a_checkpoint_of_another_embedder_is_ignored(
     config = config_for(upstream, tmp_path)
     async with gateway_of(config) as served:
         await asked(served, ASKED)
-    monkeypatch.setattr(model_factory, "HashEncoder", Other)
+    monkeypatch.setattr(hashing, "HashEncoder", Other)
     with caplog.at_level(logging.WARNING):
         async with gateway_of(config) as served:
             await until(lambda: served.gateway.migration.complete)

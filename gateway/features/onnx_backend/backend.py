@@ -60,7 +60,7 @@ class OnnxBackend(LimitedBackend):
             metadata = self._model.about(request.method, request.path)
             if metadata is not None:
                 return Response(200, JSON, FullBody(b"" if metadata is True else orjson.dumps(metadata)))
-        if call is None:
+        if call is None or call.passes:
             raise NotFound(f"the path {request.path} is unknown, and backend '{self.name}' is not an HTTP endpoint")
         handler = self._handler_for(request, call)  # refuses before a permit is taken
         permit = await self._limiter.acquire(request)

@@ -65,7 +65,7 @@ class TritonBackend(LimitedBackend):
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
-        if call is None:
+        if call is None or call.passes:
             return await self._tensor_calls.describe(request)
         permit = await self._limiter.acquire(request)
         try:
