@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from gateway.config.fields import File, http_url, parse_header_name
+from gateway.config.fields import File, TlsFiles, http_url, parse_header_name
 from gateway.config.schema_types import ON_OR_OFF, Shorthand, any_of
-from gateway.config.validation import Problem, Section
+from gateway.config.validation import Problem
 
 ENVIRONMENT = "environment"
 MAX_HEADERS = 64
@@ -25,22 +25,12 @@ _NOT_FREE = frozenset(
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]{1,8192}")
 
 
-class BackendTls(Section):
+class BackendTls(TlsFiles):
     """TLS to the servers of a backend."""
 
-    ca: File | None = None
-    """PEM file with the only authorities to trust. Without it the gateway trusts those of the machine."""
     certificate: File | None = None
     """PEM file with the client certificate, for servers that ask for one. A new file counts from the next connection
     on."""
-    key: File | None = None
-    """PEM file with the private key of `certificate`, without a password."""
-
-    @classmethod
-    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
-        for key, other in (("certificate", "key"), ("key", "certificate")):
-            if settings.get(key) is not None and settings.get(other) is None:
-                yield Problem(key, f"needs {other}, expected both or neither")
 
     def in_folder(self, folder: Path) -> BackendTls:
         """Return the section with its paths resolved against a folder."""

@@ -21,7 +21,16 @@ from pydantic_core import CoreSchema
 from gateway.config.backend_keys import CREDENTIALS, Keyed, key_problems
 from gateway.config.backend_transport import BackendHeaders, BackendTls, ProxySetting, transport_problems
 from gateway.config.errors import KeyPath, closest_match, format_value
-from gateway.config.fields import Command, EnvironmentName, File, HttpUrl, Text, http_url, optional_section
+from gateway.config.fields import (
+    Command,
+    EnvironmentName,
+    File,
+    HttpUrl,
+    SourcedSection,
+    Text,
+    http_url,
+    optional_section,
+)
 from gateway.config.identities import IdentityConfig
 from gateway.config.schema_types import ON_OR_OFF, FileForm, ScalarForm, Schema, Shorthand, any_of
 from gateway.config.units import (
@@ -309,7 +318,7 @@ class PriceConfig(Section):
             )
 
 
-class BackendSection(Section):
+class BackendSection(SourcedSection):
     """The settings of each backend. A subclass reads those of one adapter, or of several."""
 
     builder: ClassVar[str]
@@ -341,18 +350,6 @@ class BackendSection(Section):
     def unchecked(self) -> str:
         """Why `nearhit doctor` does not call the backend, as a predicate. It is empty if it does."""
         return ""
-
-    def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:
-        """Yield each key that names the environment variable of a secret, with that variable."""
-        return iter(())
-
-    def resolved(self, folder: Path) -> Self:
-        """Return the section with its paths resolved against the folder of the file."""
-        return self
-
-    def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
-        """Yield each key whose files are not fit for use, with the sentence. `folder` is that of the file."""
-        return iter(())
 
     @classmethod
     def listed_keys(cls) -> list[str]:

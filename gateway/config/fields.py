@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.errors import format_value
+from gateway.config.errors import KeyPath, format_value
 from gateway.config.schema_types import FileForm, ScalarForm, any_of
 from gateway.config.store_url import parse_store_url
 from gateway.config.validation import Problem, Section
@@ -249,3 +249,36 @@ KeyHash = Annotated[str, BeforeValidator(parse_key_hash), WithJsonSchema(_KEY_HA
 Version = Annotated[int, BeforeValidator(parse_version), WithJsonSchema({"const": 1})]
 
 Text = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class TlsFiles(Section):
+    """Files for TLS to a server."""
+
+    ca: File | None = None
+    """PEM file with the only authorities to trust. Without it the gateway trusts those of the machine."""
+    certificate: File | None = None
+    """PEM file with the client certificate, for servers that ask for one."""
+    key: File | None = None
+    """PEM file with the private key of `certificate`, without a password."""
+
+    @classmethod
+    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
+        for key, other in (("certificate", "key"), ("key", "certificate")):
+            if settings.get(key) is not None and settings.get(other) is None:
+                yield Problem(key, f"needs {other}, expected both or neither")
+
+
+class SourcedSection(Section):
+    """A section whose values may come from variables and files."""
+
+    def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:
+        """Yield each key that names the environment variable of a secret, with that variable."""
+        return iter(())
+
+    def resolved(self, folder: Path) -> Self:
+        """Return the section with its paths resolved against the folder of the file."""
+        return self
+
+    def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+        """Yield each key whose files are not fit for use, with the sentence. `folder` is that of the file."""
+        return iter(())

@@ -6,17 +6,16 @@ The `type` names the class of the section. Other packages declare theirs as entr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, GetJsonSchemaHandler, PlainValidator, TypeAdapter
 from pydantic_core import CoreSchema
 
-from gateway.config.errors import KeyPath, format_value
+from gateway.config.errors import format_value
+from gateway.config.fields import SourcedSection
 from gateway.config.schema_types import Schema
 from gateway.config.validation import Section, one_of
 from gateway.extensions import Extensions
@@ -28,7 +27,7 @@ IDENTITIES = Extensions(
 """The section of each type: a subclass of `IdentitySection`."""
 
 
-class IdentitySection(Section):
+class IdentitySection(SourcedSection):
     """The settings of each identity. A subclass reads those of one type."""
 
     builder: ClassVar[str]
@@ -36,18 +35,6 @@ class IdentitySection(Section):
 
     type: str
     """How the gateway proves who it is."""
-
-    def secrets(self) -> Iterator[tuple[KeyPath, str | None]]:
-        """Yield each key that names the environment variable of a secret, with that variable."""
-        return iter(())
-
-    def resolved(self, folder: Path) -> Self:
-        """Return the section with its paths resolved against the folder of the file."""
-        return self
-
-    def faults(self, folder: Path) -> Iterator[tuple[KeyPath, str]]:
-        """Yield each key whose files are not fit for use, with the sentence."""
-        return iter(())
 
 
 class _Type(Section):

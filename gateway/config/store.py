@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.config.fields import EnvironmentName, File, StoreUrl, Text
+from gateway.config.fields import EnvironmentName, File, StoreUrl, Text, TlsFiles
 from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
 from gateway.config.units import PositiveDuration, Size, Switch
 from gateway.config.validation import NOT_EMPTY, Problem, Section
@@ -17,21 +17,13 @@ SERVER_ONLY_KEYS = ("username", "password_env", "sentinel_password_env", "tls")
 TLS_EXPECTED = "expected rediss://, redis+sentinel:// or redis+cluster:// in store.url"
 
 
-class StoreTls(Section):
+class StoreTls(TlsFiles):
     """TLS to the store's servers. An empty section uses the authorities that the machine trusts."""
 
-    ca: File | None = None
-    """PEM file with the only authorities to trust. Without it the gateway trusts those of the machine."""
     certificate: File | None = None
     """PEM file with the client certificate, for servers that ask for one. Read at start."""
     key: File | None = None
     """PEM file with the private key of `certificate`, without a password. Read at start."""
-
-    @classmethod
-    def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
-        for key, other in (("certificate", "key"), ("key", "certificate")):
-            if settings.get(key) is not None and settings.get(other) is None:
-                yield Problem(key, f"needs {other}, expected both or neither")
 
 
 class EncryptionKey(Section):

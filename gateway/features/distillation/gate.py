@@ -12,7 +12,7 @@ CONFIDENCE = 0.95  # one-sided
 
 
 @dataclass(frozen=True, slots=True)
-class GateVerdict:
+class VersionVerdict:
     """The gate's decision over held-out rows that both versions have answered. `why` is plain words."""
 
     passed: bool
@@ -23,7 +23,7 @@ class GateVerdict:
     after: int  # rows that the new one answers right
 
 
-def judge(version: int, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> GateVerdict:
+def judge(version: int, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> VersionVerdict:
     """Compare the answers of `version`, (rows,), with those of the new version to the same rows.
 
     The sign test over the rows where just one of them is right decides (McNemar, 1947, in its exact form).
@@ -31,7 +31,7 @@ def judge(version: int, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     won, lost = int((after & ~before).sum()), int((before & ~after).sum())
     passed = chance_of(won, won + lost) > 1.0 - CONFIDENCE
     why = f"{won} answers became right and {lost} became wrong"
-    return GateVerdict(passed, why, version, len(before), int(before.sum()), int(after.sum()))
+    return VersionVerdict(passed, why, version, len(before), int(before.sum()), int(after.sum()))
 
 
 def chance_of(won: int, of: int) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, load_manifest
 from gateway.features.distillation.data import Data, TrainingRow, check_classes, hash_fraction, read_data, split_data
-from gateway.features.distillation.gate import GateVerdict, judge
+from gateway.features.distillation.gate import VersionVerdict, judge
 from gateway.features.distillation.options import DistilledModel, DistillOptions, OutputDir, Progress
 from gateway.features.distillation.report import Comparison, as_json, as_markdown, compare, latency_ms, threshold
 from gateway.features.distillation.repository import (
@@ -171,7 +171,7 @@ def _evaluate(
     return accept_above, compare(confidence[rest], answers[rest], taught[rest], given[rest], accept_above)
 
 
-def _compare_with_newest(output: OutputDir, built: Path, held_rows: Sequence[TrainingRow]) -> GateVerdict | None:
+def _compare_with_newest(output: OutputDir, built: Path, held_rows: Sequence[TrainingRow]) -> VersionVerdict | None:
     """Compare the new version with the newest one of its name on the rows held out, or return None if there is none."""
     version = next_version(output.repository, output.name) - 1
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.features.distillation.gate import GateVerdict, chance_of, judge
+from gateway.features.distillation.gate import VersionVerdict, chance_of, judge
 
 
-def verdict_of(won: int, lost: int, same: int = 20) -> GateVerdict:
+def verdict_of(won: int, lost: int, same: int = 20) -> VersionVerdict:
     before = np.array([False] * won + [True] * lost + [True] * same)
     after = np.array([True] * won + [False] * lost + [True] * same)
     return judge(4, before, after)
@@ -29,4 +29,4 @@ def test_a_version_passes_unless_it_is_worse_with_95_percent_confidence(won: int
 
 
 def test_a_verdict_has_the_counts_of_both_versions() -> None:
-    assert verdict_of(3, 2) == GateVerdict(True, "3 answers became right and 2 became wrong", 4, 25, 22, 23)
+    assert verdict_of(3, 2) == VersionVerdict(True, "3 answers became right and 2 became wrong", 4, 25, 22, 23)
