@@ -33,6 +33,7 @@ from gateway.steps.request_reading import (
     read_models,
     read_passing,
     subjects_of_call,
+    with_model_of,
 )
 from gateway.subjects import SubjectsOf
 
@@ -141,7 +142,7 @@ class ParseAndRoute:
             return self._route(request, table, *read_body(request, body, self._max_keys, reads=reads))
         decoded = _decoded(request)
         call = None if decoded is None else read_passing(request, decoded)
-        return self._route(request, table, call, _models_of(call))
+        return self._route(request, table, call, with_model_of(call, ()))
 
     async def _parse_first(self, request: RequestContext) -> Response:
         """Answer the first request for a dialect. Its import takes some 40 ms, so it runs in another thread."""
@@ -163,7 +164,7 @@ class ParseAndRoute:
                 call = await asyncio.to_thread(read_passing, request, body, parse_wholly)
             else:
                 call = read_passing(request, body)
-        return await resolve_response(self._route(request, table, call, _models_of(call) if models is None else models))
+        return await resolve_response(self._route(request, table, call, with_model_of(call, models or ())))
 
     async def _parse_later(
         self, request: RequestContext, table: RouteTable, dialect: Dialect, body: bytes | None
@@ -243,10 +244,6 @@ def _decoded(request: RequestContext) -> bytes | None:
         return source.read_nowait()
     except GatewayError:  # the backend judges it
         return None
-
-
-def _models_of(call: Call | None) -> Models:
-    return () if call is None or not call.model else (call.model,)
 
 
 def _model_too_late(max_body: int) -> PayloadTooLarge:

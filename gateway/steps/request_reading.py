@@ -69,7 +69,14 @@ def read_body(
         return call, (call.model,)
     in_body = model_in_body(body, content_type_of(request.headers), max_keys) if body else None
     models = read_models(request, in_body)
-    return read_passing(request, body) if reads else None, models
+    passing = read_passing(request, body) if reads else None
+    return passing, with_model_of(passing, models)
+
+
+def with_model_of(call: Call | None, models: Models) -> Models:
+    """Return the models of a request that passes through, with the one of its call. The call is read whatever the type
+    of the body is, so it may name a model that the others hide from the check of a key."""
+    return models if call is None or not call.model or call.model in models else (*models, call.model)
 
 
 def read_passing(request: RequestContext, body: bytes, parse: Parse = parse_call) -> Call | None:

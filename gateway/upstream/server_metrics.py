@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ LOG = logging.getLogger("nearhit.models")
 
 READ_EVERY_S = 1.0  # Triton computes its gauges at each read, and its GPU metrics every 2 s
 TIMEOUT_S = 2.0  # of one read; so no figure is older than this and the pause together
+MAX_VALUE = 2.0**53  # above every count and every memory; a sum of such samples is a number
 MAX_BYTES = 4 * 2**20  # of a page; a server with a hundred models has some 200 kB
 
 
@@ -60,9 +60,9 @@ _GAUGES: Mapping[str, _Fact | Mapping[str, _Fact]] = {
     "nv_gpu_memory_used_bytes": _Fact.GPU_MEMORY,
 }
 _PER_MODEL = "nv_inference_pending_request_count"  # one server has the queues of several models
-_SAMPLE = re.compile(
-    rf'^({"|".join(map(re.escape, _GAUGES))})(?:\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}})?[ \t]+([-+.\w]+)', re.MULTILINE
-)
+# The labels end with their line, so that a page of label sets that are not closed is read in linear time.
+_LABELS = r'\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\}'
+_SAMPLE = re.compile(rf"^({'|'.join(map(re.escape, _GAUGES))})(?:{_LABELS})?[ \t]+([-+.\w]+)", re.MULTILINE)
 _MODEL = re.compile(r'(?:^|,)model="([^"]*)"')
 # Labels of the parts of one engine: each part that reports reports the same calls.
 _RANKS = re.compile(r'(?:^|,)\s*(?:tp_rank|pp_rank|moe_ep_rank|pid)="[^"]*"')
@@ -86,7 +86,7 @@ class ServerMetrics:
 
 def metrics_of(page: str, models: Sequence[str]) -> ServerMetrics:
     """Return what the page says of a server, and of these models if the server has several. Samples that are no
-    numbers, or negative, are left out. Pure."""
+    numbers, negative or above `MAX_VALUE` are left out. Pure."""
     found: dict[_Fact, dict[str, float]] = {fact: {} for fact in _Fact}
     for fact, part, value in _samples(page, models):
         found[fact][part] = max(value, found[fact].get(part, 0.0))
@@ -113,7 +113,7 @@ def _samples(page: str, models: Sequence[str]) -> Iterator[tuple[_Fact, str, flo
             value = float(text)
         except ValueError:
             continue
-        if math.isfinite(value) and value >= 0:
+        if 0 <= value <= MAX_VALUE:
             yield fact, _RANKS.sub("", labels), value
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.admin.keys import ADMIN, bearer, create, keyed
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
-from tests.fixtures.upstream import Upstream
+from tests.fixtures.upstream import Call, Upstream
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
@@ -178,3 +179,24 @@ async def test_a_key_of_some_models_covers_the_models_of_bodies(upstream: Upstre
             status, _, body = await post(served, path, data, {**key, **headers})
             assert (status, b"this API key is for the models whisper-1" in body) == (403, True), path
         assert len(upstream.calls) == sent
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson", "application/jsonl", "text/plain"])
+async def test_a_key_of_some_models_gets_no_stored_answer_of_another(
+    upstream: Upstream, tmp_path: Path, kind: str
+) -> None:
+    """The query names a model of the key, and the body another one, under any type."""
+
+    async def rank(request: web.Request, call: Call) -> web.Response:
+        return web.json_response({"results": [{"index": 0, "relevance_score": 1.0}]})
+
+    upstream.answer = rank
+    async with gateway_of(keyed(tmp_path, upstream), EXACT_CACHE, ADMIN) as served:
+        path, body = f"/v1/rerank?model={OTHER}", b'{"model": "secret", "query": "q", "documents": ["a"]}'
+        owner, other = [bearer((await create(served, **more))["key"]) for more in ({}, {"models": [OTHER]})]
+        for _ in range(2):
+            assert (await post(served, path, body, {**owner, **JSON}))[0] == 200
+        assert len(upstream.calls) == 1
+        status, _, said = await post(served, path, body, {**other, "Content-Type": kind})
+        assert (status, b"not for 'secret'" in said) == (403, True)
+        assert len(upstream.calls) == 1

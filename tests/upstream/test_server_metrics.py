@@ -96,6 +96,20 @@ def test_the_gauges_of_each_server_are_read(page: str, models: list[str], found:
     assert metrics_of(page, models) == found
 
 
+@pytest.mark.parametrize("labels", ["{", '{a="', '{a="\\'])
+def test_a_page_of_open_label_sets_is_read_in_linear_time(labels: str) -> None:
+    """In quadratic time this page takes hours."""
+    line = f"vllm:num_requests_waiting{labels}\n"
+    assert metrics_of(line * (2**22 // len(line)) + "vllm:num_requests_waiting 3\n", ()) == ServerMetrics(queued=3)
+
+
+def test_a_gauge_beyond_all_counts_is_left_out() -> None:
+    page = "".join(
+        f'vllm:num_requests_waiting{{engine="{n}"}} {value}\n' for n, value in enumerate(("1e308", 1e308, 3))
+    )
+    assert metrics_of(page, ()) == ServerMetrics(queued=3)
+
+
 def test_a_full_kv_cache_makes_an_upstream_dearer() -> None:
     assert [kv_factor(usage) for usage in (None, 0.0, KV_BUSY)] == [1.0, 1.0, 1.0]
     assert 1.0 < kv_factor(0.9) < KV_FULL_FACTOR
