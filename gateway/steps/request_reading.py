@@ -74,8 +74,10 @@ def read_body(
 
 
 def with_model_of(call: Call | None, models: Models) -> Models:
-    """Return the models of a request that passes through, with the one of its call. The call is read whatever the type
-    of the body is, so it may name a model that the others hide from the check of a key."""
+    """Return the models of a request that passes through, with the one of its call.
+
+    A call is read under any type of the body. So it may name a model that no reader of models has seen.
+    """
     return models if call is None or not call.model or call.model in models else (*models, call.model)
 
 
