@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gateway.prices import Tokens
+
 PromptRow = np.ndarray[tuple[int], np.dtype[np.float16]]
 
 
@@ -75,3 +77,10 @@ class TrafficFacts:
     request: RequestFacts
     question: str | None  # kept in memory only
     keeps_prompt: bool
+
+
+class ComparedAnswer(NamedTuple):
+    """An answer that was compared with that of another backend: its backend, and its tokens if they are known."""
+
+    backend: str
+    tokens: Tokens = Tokens()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from typing import TypeAlias
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.answer_similarity import compare, compare_words, normalised, passages, text_vector
@@ -22,6 +23,7 @@ from gateway.entries import Entry, Vector
 from gateway.errors import EmbedderUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Judgement, LearningEmbedder
+from gateway.scores import ComparedAnswer
 
 # The comparer runs off every client's path: one pair at a time, within the budget of learning, while the encoder is
 # idle.
@@ -47,6 +49,9 @@ MAX_INLINE_BYTES = 64 * 1024  # of an answer; parsing more would block the event
 MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; bytes of the answers in them
 
 MAX_VECTORS = 1024  # of answers, kept as the same neighbour is compared many times: 2 MB
+
+OnCompared: TypeAlias = Callable[[RequestContext, str, ComparedAnswer, ComparedAnswer, str], None]
+"""Notes for the traffic log what the comparison of two answers to a request found: see `steps.recording`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gateway.cache.admission import admit_response
-from gateway.cache.answer_comparer import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer, OnCompared
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
@@ -23,9 +23,10 @@ from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission
 from gateway.ports import Clock
-from gateway.prices import Tariff
+from gateway.prices import Tariff, Tokens
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
+from gateway.scores import ComparedAnswer
 from gateway.streams import buffer_response
 from gateway.upstream.backend import UpstreamPool
 
@@ -45,7 +46,9 @@ class TierAudits:
         telemetry: Telemetry,
         clock: Clock,
         rng: Callable[[], float],
+        on_compared: OnCompared,
     ) -> None:
+        self._on_compared = on_compared
         self._pools = pools
         self._prices = prices
         self._escalations = escalations
@@ -94,6 +97,8 @@ class TierAudits:
         if label is not Label.UNDECIDED:
             worse = label is Label.WRONG
             self._escalations.observe(request.route, prompt, light_was_worse=worse, source="audit")
+        compared = [ComparedAnswer(each.backend, Tokens(each.input_tokens, each.output_tokens)) for each in answers]
+        self._on_compared(request, "audit", compared[1], compared[0], label)
         outcome = {Label.WRONG: "worse", Label.RIGHT: "as-good"}.get(label, "undecided")
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.light_audits.add(request.route, outcome)
@@ -117,7 +122,15 @@ class TierAudits:
         self._calls.record_cost(request.route, price.of(light.input_tokens, light.output_tokens), cost)
         if admit_response(ADMIT_ALL, seen, cost, tools=True) is not Admission.STORED:
             return None
-        return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)
+        return replace(
+            light,
+            payload=answer.payload,
+            streamed=answer.streamed,
+            backend=name,
+            cost_dollars=cost,
+            input_tokens=seen.input_tokens,
+            output_tokens=seen.output_tokens,
+        )
 
 
 def open_audits(
@@ -127,6 +140,7 @@ def open_audits(
     telemetry: Telemetry,
     clock: Clock,
     draw: Callable[[], float],
+    on_compared: OnCompared,
 ) -> TierAudits:
     """Build the audits with the judge of answers."""
-    return TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)
+    return TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw, on_compared)

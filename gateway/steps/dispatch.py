@@ -150,11 +150,10 @@ class Dispatch:
             raise
 
     def _finish(self, request: RequestContext, response: Response, provenance: Provenance) -> Response:
-        if self._mirror is not None:
-            response = self._mirror(request, response)
         if request.call is None:
             self._base_url_hint.check(request, response)
-        return _with_provenance(response, provenance)
+        response = _with_provenance(response, provenance)
+        return response if self._mirror is None else self._mirror(request, response)
 
     def _provenance(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Provenance:
         reason: str = answered.instead or decision.reason

@@ -195,7 +195,9 @@ async def build_parts(
 
     @cache
     def open_audits() -> TierAudits:
-        opened: TierAudits = import_module(TIER_AUDITS).open_audits(pools, prices, escalations, telemetry, clock, draw)
+        opened: TierAudits = import_module(TIER_AUDITS).open_audits(
+            pools, prices, escalations, telemetry, clock, draw, inputs.recorder.compared
+        )
         audits.push_async_callback(opened.close)
         return opened
 

@@ -14,11 +14,11 @@ from gateway.messages import Provenance
 from gateway.ports import Clock, Judgement
 from gateway.request_fields import TrafficNotes
 from gateway.routing.tier_learning import TierLearning
-from gateway.scores import TrafficFacts
+from gateway.scores import ComparedAnswer, TrafficFacts
 
 
 class TrafficLog(Protocol):
-    """Records requests and labels."""
+    """Records requests, labels and comparisons."""
 
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
         """Return the facts of a request, before any decision, or None if it is not recorded."""
@@ -30,6 +30,12 @@ class TrafficLog(Protocol):
 
     def label(self, route: str, judged: Judgement, label: str) -> None:
         """Record a label that tells whether a neighbour was right."""
+
+    def compared(
+        self, request: RequestContext, source: str, reference: ComparedAnswer, candidate: ComparedAnswer, label: str
+    ) -> None:
+        """Record that the candidate's answer to a request was compared with the reference. `source` is `audit` or
+        `shadow`, and `label` is a `Label`, or `failed` if the candidate gave no answer."""
 
     async def flush(self) -> None:
         """Write everything that was recorded so far."""
@@ -44,8 +50,8 @@ class RecordedState:
 
 
 class Recording:
-    """`Recording` hands requests and labels to the traffic log, if there is one. It has the parts of the gateway that
-    the recorder builds on."""
+    """`Recording` hands requests, labels and comparisons to the traffic log, if there is one. It has the parts of the
+    gateway that the recorder builds on."""
 
     def __init__(self, config: Config, clock: Clock, stack: AsyncExitStack) -> None:
         """`stack` closes the recorder, once nothing is recorded any more."""
@@ -67,6 +73,13 @@ class Recording:
         """Record a label that tells whether a neighbour was right."""
         if self.log is not None:
             self.log.label(route, judged, label)
+
+    def compared(
+        self, request: RequestContext, source: str, reference: ComparedAnswer, candidate: ComparedAnswer, label: str
+    ) -> None:
+        """Record a comparison of two answers to a request, as the traffic log does."""
+        if self.log is not None:
+            self.log.compared(request, source, reference, candidate, label)
 
     async def flush(self) -> None:
         """Write everything that was recorded so far."""

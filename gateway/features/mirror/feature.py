@@ -26,7 +26,8 @@ class Mirror(Feature):
 
     def open(self, core: Core) -> Mirroring:
         metrics = core.telemetry.include(ShadowMetrics())
-        mirroring = Mirroring(core.pools, core.prices, metrics, core.clock, core.draw)
+        on_compared = None if core.recording is None else core.recording.compared
+        mirroring = Mirroring(core.pools, core.prices, metrics, core.clock, core.draw, on_compared)
         core.stack.push_async_callback(mirroring.close)
         return mirroring
 

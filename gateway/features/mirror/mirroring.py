@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from gateway.cache.answer_comparer import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer, OnCompared
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.calls import Call
@@ -26,7 +26,9 @@ from gateway.observability.metrics import Counter
 from gateway.ports import Clock
 from gateway.prices import Tariff
 from gateway.priority import Priority
+from gateway.scores import ComparedAnswer
 from gateway.steps.route_ports import RoutePorts
+from gateway.steps.traffic_log.format import FAILED
 from gateway.streams import StreamObserver, buffer_response, with_observer
 from gateway.upstream.backend import UpstreamPool
 
@@ -41,6 +43,14 @@ class _Copy:
     call: Call
     rule: ShadowRule
     comparisons: AnswerComparer
+    backend: str  # that served the client
+
+
+class _Answer(NamedTuple):
+    """An answer as it is compared. Its text is None if it has more than text."""
+
+    text: str | None
+    by: ComparedAnswer
 
 
 class ShadowMetrics:
@@ -65,7 +75,9 @@ class Mirroring(Runtime):
         metrics: ShadowMetrics,
         clock: Clock,
         rng: Callable[[], float],
+        on_compared: OnCompared | None = None,
     ) -> None:
+        self._on_compared = on_compared
         self._pools = pools
         self._prices = prices
         self._metrics = metrics
@@ -93,7 +105,7 @@ class Mirroring(Runtime):
             return response
         if call.stateful or request.work.internal or request.directives.no_store or self._rng() >= rule.share:
             return response
-        copy = _Copy(request, call, rule, comparisons)
+        copy = _Copy(request, call, rule, comparisons, response.provenance.backend or "")
         if isinstance(body, FullBody) and len(body.data) <= MAX_BYTES:
             self._start(copy, (body.data,), streamed=False)
         elif isinstance(body, EventStream):
@@ -125,20 +137,19 @@ class Mirroring(Runtime):
         request, call, rule = copy.request, copy.call, copy.rule
 
         def make_call() -> Coroutine[Any, Any, None]:  # reads the answer only where there is room to compare it
-            return self._run(copy, call.dialect.answer_text(call, payload, streamed))
+            return self._run(copy, _read(call, copy.backend, payload, streamed=streamed))
 
         bounds = AuditRule(share=rule.share, per_hour=rule.per_hour)
         if self._calls.start(request.id, request.route, bounds, 0.0, make_call) is not None:
             self._metrics.outcomes.add(request.route, "dropped")
 
-    async def _run(self, copy: _Copy, served: str | None) -> None:
+    async def _run(self, copy: _Copy, served: _Answer) -> None:
         async with self._calls.limiter:
             outcome = await self._outcome(copy, served)
         self._metrics.outcomes.add(copy.request.route, outcome)
 
-    async def _outcome(self, copy: _Copy, served: str | None) -> str:
-        """Call the backend and return the outcome. `served` is the served text, or None if the answer is not text
-        alone."""
+    async def _outcome(self, copy: _Copy, served: _Answer) -> str:
+        """Call the backend and return the outcome."""
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
@@ -150,13 +161,24 @@ class Mirroring(Runtime):
             return "dropped"
         except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("a mirrored call failed", extra={"fields": {**request.log_fields, "error": str(error)}})
-            return "error"
+            answer = None
         if answer is None:
+            self._note(copy, served, ComparedAnswer(copy.rule.backend), FAILED)
             return "error"
-        seen = call.dialect.inspect(call, answer.payload, answer.streamed)
-        cost = self._prices[copy.rule.backend].price(call.model).of(*seen.tokens)
+        shadow = _read(call, copy.rule.backend, answer.payload, streamed=answer.streamed)
+        cost = self._prices[copy.rule.backend].price(call.model).of(*shadow.by.tokens)
         self._metrics.cost.add(request.route, amount=cost)
-        shadow_answer = call.dialect.answer_text(call, answer.payload, answer.streamed)
-        if shadow_answer is None or served is None:
-            return OUTCOMES[Label.UNDECIDED]
-        return OUTCOMES[await copy.comparisons.compare_texts(served, shadow_answer)]
+        label = Label.UNDECIDED
+        if shadow.text is not None and served.text is not None:
+            label = await copy.comparisons.compare_texts(served.text, shadow.text)
+        self._note(copy, served, shadow.by, label)
+        return OUTCOMES[label]
+
+    def _note(self, copy: _Copy, served: _Answer, shadow: ComparedAnswer, label: str) -> None:
+        if self._on_compared is not None:
+            self._on_compared(copy.request, "shadow", served.by, shadow, label)
+
+
+def _read(call: Call, backend: str, payload: Sequence[bytes], *, streamed: bool) -> _Answer:
+    tokens = call.dialect.inspect(call, payload, streamed).tokens
+    return _Answer(call.dialect.answer_text(call, payload, streamed), ComparedAnswer(backend, tokens))

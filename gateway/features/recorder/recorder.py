@@ -21,10 +21,17 @@ from gateway.messages import Provenance
 from gateway.observability.metrics import Counter
 from gateway.ports import Clock, Judgement
 from gateway.request_fields import TrafficNotes
-from gateway.scores import TrafficFacts
+from gateway.scores import ComparedAnswer, TrafficFacts
 from gateway.steps.recording import RecordedState, Recording
 from gateway.steps.traffic_log.digests import Digest, digest_of, tenant_digests
-from gateway.steps.traffic_log.format import RecordedLabel, RecordedRequest, Row, SegmentHeading, vector_of
+from gateway.steps.traffic_log.format import (
+    RecordedComparison,
+    RecordedLabel,
+    RecordedRequest,
+    Row,
+    SegmentHeading,
+    vector_of,
+)
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE, Segments, key_in
 from gateway.tasks import run_in
 
@@ -148,6 +155,26 @@ class Recorder(Runtime):
         if route in self._routes and len(self._rows) < self._bounds.max_buffered:
             self._append(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
+    def compared(
+        self, request: RequestContext, source: str, reference: ComparedAnswer, candidate: ComparedAnswer, label: str
+    ) -> None:
+        """Record a comparison of two answers, whatever the share of the route: it tells nothing of the request."""
+        if request.route in self._routes and len(self._rows) < self._bounds.max_buffered:
+            self._append(
+                RecordedComparison(
+                    self._clock.wall(),
+                    request.route,
+                    request.model,
+                    source,
+                    request.estimates.complexity,
+                    reference.backend,
+                    candidate.backend,
+                    str(label),
+                    reference.tokens[:2],
+                    candidate.tokens[:2],
+                )
+            )
+
     async def erase(self, target: ErasureTarget, traces: ErasureTraces, *, dry_run: bool) -> int:
         """Remove the requests of the target, in the buffer and in all segments. Return their number. Rows that come
         later and began before are dropped when they are written. Raise `OSError`."""
@@ -216,7 +243,7 @@ class Recorder(Runtime):
                 await asyncio.shield(self._writing)
 
     async def _write(self, rows: list[Row], heading: SegmentHeading) -> None:
-        requests = sum(not isinstance(row, RecordedLabel) for row in rows)
+        requests = sum(isinstance(row, RecordedRequest) for row in rows)
         try:
             await asyncio.to_thread(self._segments.append, heading, rows)
         except OSError as error:

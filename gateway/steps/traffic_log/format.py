@@ -25,7 +25,7 @@ _FRAME = struct.Struct(">II")
 
 MAX_FRAME = 2**30  # bytes; a greater length means damage
 
-REQUEST, LABEL = 0, 1  # the first value of a row
+REQUEST, LABEL, COMPARISON = 0, 1, 2  # the first value of a row; readers skip others, of later versions
 
 _ODD = "surrogatepass"  # for text that is not UTF-8: clients may send such headers
 
@@ -109,7 +109,27 @@ class RecordedLabel(NamedTuple):
     label: str
 
 
-Row = RecordedRequest | RecordedLabel
+class RecordedComparison(NamedTuple):
+    """The answer of a backend, compared with another one's to the same request: an audit of a light answer, or a copy
+    to a shadow. It has nothing of the request or its client."""
+
+    at: float  # wall clock, of the comparison
+    route: str
+    model: str  # that the request names: prices may depend on it
+    source: str  # audit | shadow
+    complexity: float | None  # of the request, in [0, 1]
+    reference: str  # the backend whose answer is the standard
+    candidate: str  # the backend whose answer was compared with it
+    label: str  # of `Label`, or `failed` if the candidate gave no answer
+    reference_tokens: tuple[int, int]  # input and output; zeros: the answer does not tell
+    candidate_tokens: tuple[int, int]
+
+
+FAILED = "failed"
+
+Row = RecordedRequest | RecordedLabel | RecordedComparison
+
+_KINDS = {RecordedRequest: REQUEST, RecordedLabel: LABEL, RecordedComparison: COMPARISON}
 
 _NESTED = [
     (RecordedRequest._fields.index(name), form)
@@ -140,7 +160,7 @@ def encode_heading(heading: SegmentHeading) -> bytes:
 
 
 def encode_batch(rows: Sequence[Row]) -> bytes:
-    return _frame([(REQUEST if isinstance(row, RecordedRequest) else LABEL, *row) for row in rows])
+    return _frame([(_KINDS[type(row)], *row) for row in rows])
 
 
 def decode_heading(payload: bytes) -> SegmentHeading:
@@ -163,7 +183,9 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
         for kind, *values in _unpacked(payload):
             if kind == LABEL:
                 yield RecordedLabel._make(values)
-            else:
+            elif kind == COMPARISON:
+                yield RecordedComparison._make(values)
+            elif kind == REQUEST:
                 for index, form in _NESTED:
                     if values[index] is not None:
                         values[index] = form._make(values[index])

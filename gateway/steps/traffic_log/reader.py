@@ -11,6 +11,7 @@ from gateway.config.units import parse_positive_duration
 from gateway.errors import GatewayError
 from gateway.steps.traffic_log.format import (
     SUFFIX,
+    RecordedComparison,
     RecordedLabel,
     RecordedRequest,
     Row,
@@ -36,12 +37,13 @@ class TrafficUnreadable(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class TrafficLog:
-    """The recorded requests and labels, in order of arrival, with the state that they depend on."""
+    """The recorded requests, labels and comparisons, in order of arrival, with the state that they depend on."""
 
     requests: tuple[RecordedRequest, ...]
     labels: tuple[RecordedLabel, ...]
     heading: SegmentHeading  # of the first segment
     notes: tuple[str, ...]  # one sentence for each part that could not be read
+    comparisons: tuple[RecordedComparison, ...] = ()
 
 
 def read_traffic(spec: str, folder: Path, now: float, limit: int = MAX_REQUESTS) -> TrafficLog:
@@ -91,6 +93,7 @@ def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> Tr
     notes: list[str] = []
     requests: list[RecordedRequest] = []
     labels: list[RecordedLabel] = []
+    comparisons: list[RecordedComparison] = []
     for path in reversed(paths):
         rows = [row for row in _rows(path, headings, notes) if row.at >= since]
         new_requests = [row for row in rows if isinstance(row, RecordedRequest)]
@@ -100,6 +103,7 @@ def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> Tr
             break
         requests += new_requests
         labels += (row for row in rows if isinstance(row, RecordedLabel))
+        comparisons += (row for row in rows if isinstance(row, RecordedComparison))
     if not requests:
         detail = f" ({notes[0]})" if notes else ""
         raise TrafficUnreadable(f"no request was recorded in {spec}{detail}, expected routes with record: on")
@@ -111,7 +115,8 @@ def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> Tr
         )
     requests.sort(key=lambda row: row.at)
     labels.sort(key=lambda row: row.at)
-    return TrafficLog(tuple(requests), tuple(labels), headings[-1], tuple(notes))
+    comparisons.sort(key=lambda row: row.at)
+    return TrafficLog(tuple(requests), tuple(labels), headings[-1], tuple(notes), tuple(comparisons))
 
 
 def _rows(path: Path, headings: list[SegmentHeading], notes: list[str]) -> Iterator[Row]:
