@@ -20,13 +20,11 @@ from gateway.dialects.unstreamed import Unstreamed
 from gateway.dialects.usage import AnswerUsage, usage_in
 from gateway.errors import BadRequest
 from gateway.features.exact_calls.forms import FORM, Form
+from gateway.features.exact_calls.links import has_link
 from gateway.outcomes import Admission, Bypass
 from gateway.prices import Tokens, Unit
 
 NO_TOKENS = Tokens()
-MEDIA = frozenset({"image", "images", "image_url", "mask", "video", "video_url", "audio_url"})
-REMOTE = ("http://", "https://")
-MAX_DEPTH = 6  # of a body, down to a link: `content`, its parts, a part, `image_url`, `url`
 
 
 class ExactCalls(Unstreamed):
@@ -126,6 +124,7 @@ class JsonCalls(ExactCalls):
     path: re.Pattern[str]
     table: Table
     bookkeeping: frozenset[str] = frozenset()
+    links_everywhere = False  # see `has_link`
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         """Return the call. Raise `BadRequest`, and `PayloadTooLarge` beyond `MAX_BODY_KEYS`."""
@@ -135,7 +134,7 @@ class JsonCalls(ExactCalls):
         if fields.get("stream"):
             raise BadRequest("a stream passes through", param="stream")
         self.check(fields)
-        if has_link(fields):
+        if has_link(fields, everywhere=self.links_everywhere):
             raise BadRequest("a picture is behind a link, and may change")
         user = fields.get("user")
         return self.call(
@@ -161,17 +160,3 @@ class JsonCalls(ExactCalls):
     def prompt(self, fields: Mapping[str, Any]) -> str:
         """Return the text of a call, whose length estimates its tokens."""
         raise NotImplementedError
-
-
-def has_link(value: Any, depth: int = MAX_DEPTH, *, is_medium: bool = False) -> bool:
-    """Return whether a part of a body names a picture or the like by a link, behind which another one may be later. The
-    value `is_medium` below a field for pictures; elsewhere a link is a text."""
-    if isinstance(value, str):
-        return is_medium and value.lower().startswith(REMOTE)
-    if not depth:
-        return False
-    if isinstance(value, list):
-        return any(has_link(each, depth - 1, is_medium=is_medium) for each in value)
-    if isinstance(value, Mapping):
-        return any(has_link(each, depth - 1, is_medium=is_medium or name in MEDIA) for name, each in value.items())
-    return False

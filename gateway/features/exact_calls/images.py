@@ -17,8 +17,9 @@ from gateway.dialects.json_body import invalid_field
 from gateway.dialects.known import path_of
 from gateway.dialects.usage import AnswerUsage
 from gateway.errors import BadRequest
-from gateway.features.exact_calls.dialect import JsonCalls, has_link
+from gateway.features.exact_calls.dialect import JsonCalls
 from gateway.features.exact_calls.forms import read_form
+from gateway.features.exact_calls.links import has_link
 from gateway.outcomes import Admission
 from gateway.prices import Unit
 
@@ -35,6 +36,7 @@ class Images(JsonCalls):
     path = path_of("images")
     unit = Unit.IMAGE
     table = TABLE
+    links_everywhere = True  # some servers take one in a prompt for a picture, too
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         if not is_form(headers.get("content-type", "")):
@@ -45,7 +47,7 @@ class Images(JsonCalls):
             raise BadRequest("the form has no seed", param="seed")
         if form.is_on("stream") or form.value("response_format") == LINK:
             raise BadRequest("a stream, or a link, passes through")
-        if has_link({name.removesuffix("[]"): [*values] for name, values in form.fields.items()}):
+        if has_link(form.fields, everywhere=True):
             raise BadRequest("a picture is behind a link, and may change")
         return self.call_of_form(path, form, FORM_DEFAULTS)
 

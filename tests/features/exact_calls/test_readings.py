@@ -105,7 +105,96 @@ def test_a_form_for_a_picture_needs_a_seed(seed: str, is_call: bool) -> None:
         assert is_call and call.prompt == "a fjord"
 
 
-def test_a_form_with_a_picture_behind_a_link_is_no_call() -> None:
-    body, kind = write_form((field("seed", "7"), field("image[]", "https://pictures/1.png")))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image[]", "https://pictures/1.png"),
+        ("init_image", " https://pictures/1.png"),
+        ("reference_images", '["https://pictures/1.png"]'),
+    ],
+)
+def test_a_form_with_a_picture_behind_a_link_is_no_call(name: str, value: str) -> None:
+    body, kind = write_form((field("seed", "7"), field(name, value)))
     with pytest.raises(BadRequest, match="link"):
         Images().parse("/v1/images/edits", body, {"content-type": kind})
+
+
+DATA = "data:image/png;base64,aGk="
+LINK = "https://pictures/1.png"
+
+
+def nested(value: Any, depth: int = 40) -> Any:
+    return value if not depth else [nested(value, depth - 1)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reference_images": [LINK]},
+        {"image_urls": [LINK]},
+        {"init_image": LINK},
+        {"input_image": LINK},
+        {"inputImage": LINK},
+        {"image_loras": [{"path": LINK, "scale": 0.5}]},
+        {"loras": [{"path": LINK}]},
+        {"control": {"unit": {"source": LINK}}},
+        {"references": [{"uri": "gs://bucket/1.png"}]},
+        {"image": "HTTPS://PICTURES/1.PNG"},
+        {"image": f" \t\r\n{LINK}"},
+        {"image": "ht\ntps://pictures/1.png"},
+        {"image": "\x00https://pictures/1.png"},
+        {"image": "https:/pictures/1.png"},
+        {"image": "https:\\\\pictures\\1.png"},
+        {"image": "//pictures.example/1.png"},
+        {"image": "file:/etc/1.png"},
+        {"image": " " * 5_000 + LINK},
+        {"image": nested(LINK)},
+        {"anything": nested({"deep": LINK})},
+        {"images": {"first": {"file_id": "file-1"}, "second": {"image_url": LINK}}},
+        {"prompt": f"{LINK} in the style of Munch"},
+    ],
+    ids=str,
+)
+def test_a_picture_behind_a_link_in_any_field_is_no_call(fields: Any) -> None:
+    body = {"model": "m", "prompt": "a fjord", "seed": 7, **fields}
+    with pytest.raises(BadRequest, match="link"):
+        Images().parse("/v1/images/generations", json.dumps(body).encode(), {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"image_urls": [DATA]},
+        {"image": DATA.replace("data", "DATA")},
+        {"image": "//uQxAAAAAAAAAAAAAAASW5mbwAAAA8AAAAC"},
+        {"images": [{"file_id": "file-1"}]},
+        {"image_size": {"width": 512}, "aspect_ratio": "16:9"},
+        {"prompt": f"a poster that says: {LINK}"},
+        {"prompt": "Style: noir. A fjord"},
+    ],
+    ids=str,
+)
+def test_a_picture_in_the_body_is_cached(fields: Any) -> None:
+    body = {"model": "m", "prompt": "a fjord", "seed": 7, **fields}
+    assert Images().parse("/v1/images/generations", json.dumps(body).encode(), {}).body == body
+
+
+@pytest.mark.parametrize(
+    ("documents", "is_call"),
+    [
+        ([LINK, "a"], True),
+        ([{"text": "a", "url": LINK}], True),
+        ([{"image": DATA}], True),
+        ([{"image": f" {LINK}"}], False),
+        ([{"image_url": {"url": LINK}}], False),
+        ({"content": [{"type": "video_url", "video_url": {"url": "S3://bucket/1.mp4"}}]}, False),
+        (nested({"image": LINK}), False),
+    ],
+    ids=str,
+)
+def test_a_document_may_have_links_that_are_texts(documents: Any, is_call: bool) -> None:
+    if is_call:
+        assert reranked(documents=documents).body["documents"] == documents
+    else:
+        with pytest.raises(BadRequest, match="link"):
+            reranked(documents=documents)
