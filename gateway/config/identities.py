@@ -22,7 +22,12 @@ from gateway.extensions import Extensions
 
 IDENTITIES = Extensions(
     "nearhit.identities",
-    {"oauth": "gateway.features.oauth_client.settings:OAuthIdentity"},
+    {
+        "oauth": "gateway.features.oauth_client.settings:OAuthIdentity",
+        "azure": "gateway.features.workload_identity.settings:AzureIdentity",
+        "google": "gateway.features.workload_identity.settings:GoogleIdentity",
+        "aws": "gateway.features.workload_identity.settings:AwsIdentity",
+    },
 )
 """The section of each type: a subclass of `IdentitySection`."""
 

@@ -26,7 +26,7 @@ class AuthorizedClient:
         if response.status not in REFUSALS or not isinstance(request.body, bytes):
             return response
         try:
-            if not await self.identity.renew(sent, response.status, deadline):
+            if not await self.identity.renew(sent, response, deadline):
                 return response
             again = await self.identity.authorized(request, self.origin, deadline)
         except ExchangeFailed:  # the refusal tells more

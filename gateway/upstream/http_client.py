@@ -119,9 +119,9 @@ class Identity(Protocol):
         """Return the request with credentials. `origin` is that of the endpoint, and `until` event-loop time. Raise
         `NoCredentials`."""
 
-    async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:
+    async def renew(self, refused: UpstreamRequest, refusal: UpstreamResponse, until: float) -> bool:
         """Take note that the endpoint has answered an authorized request with a status of `REFUSALS`. Return whether
-        there are other credentials by `until`, so that the request is worth another attempt."""
+        there are other credentials by `until`, so that the request is worth another attempt. Leave the body alone."""
 
     async def close(self) -> None:
         """End all work in the background. A second call does nothing."""

@@ -48,7 +48,7 @@ def read_key(path: Path, wall: float) -> str:
     return token_of(text, wall).value
 
 
-def token_of(text: bytes, wall: float) -> Token:
+def token_of(text: bytes, wall: float) -> Token[str]:
     """Return the key in `text`, without white space around it. `wall` is the time now, in seconds since the epoch.
 
     Raise `NoCredentials`, without any part of the text.
@@ -62,7 +62,7 @@ def token_of(text: bytes, wall: float) -> Token:
     return _token_of_object(content, wall) if content.startswith("{") else Token(checked_key(content))
 
 
-def _token_of_object(content: str, wall: float) -> Token:
+def _token_of_object(content: str, wall: float) -> Token[str]:
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""A token that all requests share, and that is read again before it ends.
+"""A token, or other credentials, that all requests share, and that are read again before they end.
 
 One read serves all requests that wait for it. It goes on if they leave, so its source bounds its time.
 """
@@ -9,14 +9,16 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.ports import Clock
 from gateway.tasks import cancel_and_wait
 from gateway.upstream.http1.errors import NoCredentials
-from gateway.upstream.http_client import AZURE_KEY, UpstreamRequest
+from gateway.upstream.http_client import AZURE_KEY, UpstreamRequest, UpstreamResponse
 
 LOG = logging.getLogger("nearhit.upstreams")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 REREAD_S = 300.0  # age at which a token is read again if nothing tells its end, as Claude Code's `apiKeyHelper`
 LIFE_SHARE = 0.8  # of its life, after which a token is read again while it still serves
@@ -27,37 +29,37 @@ FAULT_S = 2.0  # after a failed read, in which the fault is the answer: a broken
 FRUITLESS_S = 30.0  # after a refusal that no new token mended
 
 
-class Token(NamedTuple):
+class Token(NamedTuple, Generic[T_co]):
     """A token, and the seconds until it ends; None if nothing tells."""
 
-    value: str
+    value: T_co
     life_s: float | None = None
 
 
-class TokenSource(Protocol):
+class TokenSource(Protocol[T_co]):
     """Reads a token from where it comes from."""
 
-    async def read(self) -> Token:
+    async def read(self) -> Token[T_co]:
         """Return a token, in bounded time. Raise `NoCredentials`."""
 
     async def close(self) -> None: ...
 
 
-class SharedToken:
+class SharedToken(Generic[T]):
     """`SharedToken` keeps the current token of a source. `where` is the key of the configuration, for the log."""
 
-    def __init__(self, source: TokenSource, clock: Clock, where: str) -> None:
+    def __init__(self, source: TokenSource[T], clock: Clock, where: str) -> None:
         self._source = source
         self._clock = clock
         self._where = where
-        self._value: str | None = None
+        self._value: T | None = None
         self._renew_at = self._ends_at = -math.inf  # monotonic
         self._fault: NoCredentials | None = None  # of the last read
         self._quiet_until = -math.inf  # after a failed read
         self._fruitless_until = -math.inf
         self._reading: asyncio.Task[None] | None = None
 
-    async def current(self, until: float) -> str:
+    async def current(self, until: float) -> T:
         """Return a token that has not ended. `until` is event-loop time. Raise `NoCredentials`."""
         now = self._clock.monotonic()
         if self._value is not None and now < self._ends_at:
@@ -72,7 +74,7 @@ class SharedToken:
         assert self._value is not None
         return self._value
 
-    async def renewed(self, refused: str, until: float) -> bool:
+    async def renewed(self, refused: T, until: float) -> bool:
         """Return whether there is another token than one that was refused, once the source was read again."""
         if self._value is not None and self._value != refused:
             return True
@@ -112,7 +114,7 @@ class SharedToken:
         else:
             self._on_token(token)
 
-    def _on_token(self, token: Token) -> None:
+    def _on_token(self, token: Token[T]) -> None:
         now, life_s = self._clock.monotonic(), token.life_s
         self._value, self._fault = token.value, None
         if life_s is None:
@@ -132,14 +134,14 @@ class SharedToken:
 class TokenIdentity:
     """`TokenIdentity` implements `Identity` with a token in a header. `header` is as in `with_token`."""
 
-    token: SharedToken
+    token: SharedToken[str]
     header: str | None
 
     async def authorized(self, request: UpstreamRequest, origin: str, until: float) -> UpstreamRequest:
         return with_token(request, await self.token.current(until), self.header)
 
-    async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:
-        return status == 401 and await self.token.renewed(token_in(refused), until)
+    async def renew(self, refused: UpstreamRequest, refusal: UpstreamResponse, until: float) -> bool:
+        return refusal.status == 401 and await self.token.renewed(token_in(refused), until)
 
     async def close(self) -> None:
         await self.token.close()

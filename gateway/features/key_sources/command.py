@@ -36,7 +36,7 @@ class Command:
     clock: Clock
     timeout_s: float = TIMEOUT_S
 
-    async def read(self) -> Token:
+    async def read(self) -> Token[str]:
         try:
             output = await self._run()
             return token_of(output, self.clock.wall())

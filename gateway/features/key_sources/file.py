@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.ports import Clock
 from gateway.upstream.building import BackendCore
 from gateway.upstream.http1.errors import NoCredentials
-from gateway.upstream.http_client import UpstreamRequest
+from gateway.upstream.http_client import UpstreamRequest, UpstreamResponse
 from gateway.upstream.key_text import read_key
 from gateway.upstream.shared_token import token_in, with_token
 
@@ -50,8 +50,8 @@ class FileIdentity:
             raise self._fault
         return with_token(request, self._key, self._header)
 
-    async def renew(self, refused: UpstreamRequest, status: int, until: float) -> bool:
-        if status != 401:
+    async def renew(self, refused: UpstreamRequest, refusal: UpstreamResponse, until: float) -> bool:
+        if refusal.status != 401:
             return False
         self._read(self._signature_now())  # a file system may not tell two changes within a second apart
         return self._key is not None and self._key != token_in(refused)

@@ -38,7 +38,7 @@ class TokenEndpoint:
         self._secret = secret
         self._clock = clock
 
-    async def read(self) -> Token:
+    async def read(self) -> Token[str]:
         settings = self._settings
         try:
             return await self._fetch(self._secret if self._secret is not None else self._secret_of_file())
@@ -60,7 +60,7 @@ class TokenEndpoint:
         except NoCredentials as fault:
             raise NoCredentials(f"client_secret_file: {fault}") from None
 
-    async def _fetch(self, secret: str) -> Token:
+    async def _fetch(self, secret: str) -> Token[str]:
         settings = self._settings
         asked = {"scope": settings.scope, "audience": settings.audience, "resource": settings.resource}
         form = {"grant_type": "client_credentials"} | {name: value for name, value in asked.items() if value}
@@ -97,7 +97,7 @@ def _refusal(status: int, fields: Mapping[str, Any], secret: str) -> NoCredentia
     return NoCredentials(f"it answers with status {status}{named}", detail)
 
 
-def _token_of(fields: Mapping[str, Any]) -> Token:
+def _token_of(fields: Mapping[str, Any]) -> Token[str]:
     token, kind, life = fields.get("access_token"), fields.get("token_type"), fields.get("expires_in")
     if not isinstance(token, str) or not token:
         raise NoCredentials("its answer has no access_token, expected the JSON object of RFC 6749")
