@@ -347,6 +347,11 @@ class BackendSection(SourcedSection):
         return ()
 
     @property
+    def credentials(self) -> str:
+        """The key that gives the gateway credentials of its own, with the type of an identity; empty without one."""
+        return ""
+
+    @property
     def unchecked(self) -> str:
         """Why `nearhit doctor` does not call the backend, as a predicate. It is empty if it does."""
         return ""
@@ -467,6 +472,12 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     def has_credentials(self) -> bool:
         """Whether each upstream gets credentials of the gateway."""
         return self.has_key or all(each.has_key for each in self.addresses)
+
+    @property
+    def credentials(self) -> str:
+        if self.identity is not None:
+            return f"identity {self.identity.type}"
+        return next((key for key in CREDENTIALS if getattr(self, key) is not None), "")
 
     def resolved(self, folder: Path) -> Self:
         upstreams = self.upstreams and tuple(each.with_key_paths(folder) for each in self.upstreams)

@@ -53,8 +53,10 @@ def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
     # The trace exporter logs every batch that fails; nearhit.traces logs one line a second.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: the audit trail must be complete
-    # Those of clouds log requests and answers with credentials, at the level of debugging.
-    for noisy in ("watchfiles", "asyncio", "aiohttp", "faiss", "urllib3", "azure", "botocore", "google", "msal"):
+    # Those of clouds log what they send and get, and each source that they try. The reason for a failure is logged.
+    for library in ("azure", "botocore", "google", "msal"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    for noisy in ("watchfiles", "asyncio", "aiohttp", "faiss", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
 

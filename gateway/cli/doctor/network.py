@@ -30,6 +30,7 @@ from gateway.upstream.factory import build_pools
 from gateway.upstream.upstream import Upstream
 
 TIMEOUT_S = 5.0
+CREDENTIALS_S = 12.0  # for a backend whose credentials a command or a cloud gives
 MAX_ADDRESSES = 4  # to try for one name
 ADMIN_REALM = "nearhit admin"
 MANY_TENANTS = 20  # of one key
@@ -239,7 +240,8 @@ class UpstreamFacts:
     suggested_url: str | None = None
 
 
-def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
+def backend(name: str, upstreams: Sequence[UpstreamFacts], credentials: str = "") -> Iterator[Finding]:
+    """Report on a backend. `credentials` is the key that gives the gateway its own; without them it is called, too."""
     down = [one for one in upstreams if one.why is not None]
     # While another address of the backend answers, requests succeed: that is only a warning.
     level = fault if len(down) == len(upstreams) else warning
@@ -256,7 +258,8 @@ def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
             yield warning("backends", found, todo)
     good = [one.address for one in upstreams if one.why is None and one.suggested_url is None]
     if good:
-        yield ok("backends", f"{name}: {', '.join(good)} answers")
+        of_key = f", and {credentials} gives credentials" if credentials else ""
+        yield ok("backends", f"{name}: {', '.join(good)} answers{of_key}")
 
 
 async def inspect_backends(config: Config, environ: Mapping[str, str]) -> list[Finding]:
@@ -270,19 +273,23 @@ async def inspect_backends(config: Config, environ: Mapping[str, str]) -> list[F
             network[name] = section
     pools = build_pools(config.model_copy(update={"backends": network}), environ, SystemClock(), Telemetry())
     try:
-        looked = [asyncio.gather(*map(_inspect_upstream, pool.endpoints)) for pool in pools.values()]
+        keys = {name: section.credentials for name, section in network.items()}
+        looked = [
+            asyncio.gather(*(_inspect_upstream(each, keys[name]) for each in pool.endpoints))
+            for name, pool in pools.items()
+        ]
         for name, upstreams in zip(pools, await asyncio.gather(*looked), strict=True):
-            found += backend(name, upstreams)
+            found += backend(name, upstreams, keys[name])
     finally:
         for pool in pools.values():
             await pool.close()
     return found
 
 
-async def _inspect_upstream(endpoint: Upstream) -> UpstreamFacts:
+async def _inspect_upstream(endpoint: Upstream, credentials: str) -> UpstreamFacts:
     address = endpoint.upstream.address
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(CREDENTIALS_S if credentials else TIMEOUT_S):
             ready = await endpoint.backend.ready()
     except TimeoutError:
         ready = False

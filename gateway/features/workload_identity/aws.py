@@ -1,7 +1,6 @@
 """Signatures of AWS by `botocore`: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html.
 
-The credentials are those that the AWS command line would use: variables, profiles, IAM Identity Center, the web
-identity of Kubernetes, a container or the machine. They are read again before they end.
+The credentials are those that the AWS command line would use. They are read again before they end.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ import botocore.session
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
 
+from gateway.config.errors import format_value
 from gateway.errors import BadRequest
 from gateway.features.workload_identity.regions import region_of
 from gateway.features.workload_identity.settings import AwsIdentity
@@ -79,6 +79,8 @@ def read_signer(setting: AwsIdentity) -> Token[Signer]:
         frozen = credentials.get_frozen_credentials()
     except NoCredentialsError:
         raise NoCredentials(f"there are none on this machine, {EXPECTED}") from None
+    except ProfileNotFound:
+        raise NoCredentials(f"there is no profile {format_value(setting.profile)}") from None
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))[:64]
         raise NoCredentials(f"AWS refuses to give any: {code}", masked(str(error))) from None
@@ -114,8 +116,8 @@ def _life_s(credentials: Any) -> float | None:
 
 
 class AwsSignatures:
-    """`AwsSignatures` implements `Identity`. It signs each request anew, a repeated one as well: a signature holds for
-    five minutes, and covers the bytes that are sent."""
+    """`AwsSignatures` implements `Identity`. It signs each request, and a repeated one again: a signature holds for five
+    minutes, and covers the bytes that are sent."""
 
     def __init__(self, signers: SharedToken[Signer], setting: AwsIdentity, clock: Clock) -> None:
         self._signers = signers

@@ -20,6 +20,7 @@ from gateway.upstream.key_text import checked_key, masked
 from gateway.upstream.shared_token import SharedToken, Token, TokenIdentity
 
 LIMITS = {"connection_timeout": 3, "read_timeout": 5, "retry_total": 1, "process_timeout": 10}  # in seconds
+DEVELOPERS = "SharedTokenCacheCredential"  # the first of the sources that only the desks of developers have
 EXPECTED = "expected a workload identity, a managed identity, AZURE_CLIENT_ID with a secret, or `az login`"
 
 
@@ -43,5 +44,6 @@ def read_token(setting: AzureIdentity) -> Token[str]:
         try:
             token = credential.get_token(setting.scope, tenant_id=setting.tenant_id)
         except ClientAuthenticationError as error:  # also if there is nothing that could ask
-            raise NoCredentials(f"Microsoft Entra ID gives none, {EXPECTED}", masked(str(error))) from None
+            words = str(error).partition(DEVELOPERS)[0]
+            raise NoCredentials(f"Microsoft Entra ID gives none, {EXPECTED}", masked(words)) from None
     return Token(checked_key(token.token), token.expires_on - time.time())

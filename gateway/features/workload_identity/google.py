@@ -14,7 +14,8 @@ from typing import Any
 import google.auth
 import google.auth.transport.requests
 import requests
-from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
+from google.auth.credentials import with_scopes_if_required
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.oauth2 import id_token
 
 from gateway.features.workload_identity.settings import GoogleIdentity
@@ -41,16 +42,18 @@ def read_token(setting: GoogleIdentity, clock: Clock) -> Token[str]:
         call: Callable[..., Any] = partial(google.auth.transport.requests.Request(session), timeout=REQUEST_S)
         try:
             if setting.audience is None:
-                credentials, _ = google.auth.default(scopes=setting.scope.split(), request=call)
+                # With scopes, the library would ask a second service for the number of the project.
+                found, _ = google.auth.default(request=call)
+                credentials = with_scopes_if_required(found, setting.scope.split())
             else:
                 credentials = id_token.fetch_id_token_credentials(setting.audience, request=call)
             credentials.refresh(call)
         except DefaultCredentialsError as error:
             raise NoCredentials(f"there are none on this machine, {EXPECTED}", masked(str(error))) from None
-        except RefreshError as error:
-            raise NoCredentials("Google refuses them", masked(str(error))) from None
         except TransportError as error:
             raise NoCredentials("Google cannot be reached", masked(str(error))) from None
+        except GoogleAuthError as error:
+            raise NoCredentials("Google refuses them", masked(str(error))) from None
     end = credentials.expiry  # in UTC, without a zone
     life_s = None if end is None else end.replace(tzinfo=UTC).timestamp() - clock.wall()
     return Token(checked_key(credentials.token), life_s)
