@@ -116,8 +116,8 @@ def _life_s(credentials: Any) -> float | None:
 
 
 class AwsSignatures:
-    """`AwsSignatures` implements `Identity`. It signs each request, and a repeated one again: a signature holds for five
-    minutes, and covers the bytes that are sent."""
+    """`AwsSignatures` implements `Identity`. It signs each request, and a repeated one again. A signature holds for
+    five minutes, and covers the bytes that are sent."""
 
     def __init__(self, signers: SharedToken[Signer], setting: AwsIdentity, clock: Clock) -> None:
         self._signers = signers
