@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.json_body import dump_json
+from gateway.dialects.json_body import dump_json, load_json
 
 MAX_REASON = 1_000  # characters of a guard's reason that the client gets
 
@@ -111,7 +111,7 @@ ALLOWED = Verdict(Outcome.ALLOW)
 def read_verdict(body: bytes, content: Content) -> Verdict:
     """Return the verdict in a guard's answer about `content`. Raise `GuardFailed`."""
     try:
-        answer = orjson.loads(body)
+        answer = load_json(body)
     except orjson.JSONDecodeError:
         raise GuardFailed(Outcome.INVALID, "its answer is not JSON") from None
     action = answer.get("action") if isinstance(answer, dict) else None

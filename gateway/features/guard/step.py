@@ -28,7 +28,7 @@ from gateway.features.guard.texts import (
     content_of_answer,
     content_of_request,
     drop_logprobs,
-    has_token_ids,
+    is_encoded,
     replace_content,
     slots_of_answer,
     slots_of_request,
@@ -265,8 +265,8 @@ def _unread(request: RequestContext, rule: GuardRule) -> str | None:
         return None if is_harmless else "the answers of this path"
     if call.dialect.name not in DIALECTS:
         return f"calls of the protocol {call.dialect.name}"
-    if rule.request is not None and has_token_ids(call):
-        return "numbers of tokens in place of texts"
+    if rule.request is not None and is_encoded(call):
+        return "numbers in place of texts"
     if rule.response is not None and call.uncached is Bypass.BACKGROUND:
         return "answers that are fetched later"
     return None
@@ -281,17 +281,21 @@ class AnswerGuard:
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call = request.call
-        if call is None or call.embeds or self._guard.rule.response is None or call.dialect.name not in DIALECTS:
+        if call is None or call.embeds or self._guard.rule.response is None:
             return self._inner(request)
-        request.reads_answer = True
+        if call.dialect.name in DIALECTS:
+            request.reads_answer = True
         return self._judge(request, call)
 
     async def _judge(self, request: RequestContext, call: Call) -> Response:
         response = await resolve_response(self._inner(request))
-        if response.status != 200:
+        if not 200 <= response.status < 300:
             return response
         body = response.body
         judge = partial(self._guard.judge, request, call, Side.RESPONSE)
+        if call.dialect.name not in DIALECTS:  # the policy lets it pass, see `_unread`
+            await judge(None)
+            return response
         if isinstance(body, EventStream):
             events = GuardedEvents(as_observed(body.events), call, judge)
             await events.begin()

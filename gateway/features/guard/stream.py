@@ -24,7 +24,8 @@ CONTEXT = 2_000  # characters before a window that are judged with it
 # Characters at the end of a window that stay for the next one, so that a guard also finds what crosses the border.
 HOLDBACK = 64
 HOLD_S = 0.5  # seconds after which a window is judged although it is not full
-MAX_HELD = 1024 * 1024  # bytes of held events, beyond which they are judged as they are
+# Bytes of held events, beyond which they are judged as they are. Those of a tool call are held up to `MAX_JUDGED`.
+MAX_HELD = 1024 * 1024
 MAX_JUDGED = MAX_BUFFERED_BYTES  # bytes of a stream that can be judged
 
 Judge = Callable[[Content | None], Awaitable[Verdict | None]]
@@ -177,7 +178,7 @@ class GuardedEvents:
         self._has_ended = not batch
         if self._source.complete or self._has_ended:
             await self._judge_whole()
-        elif self._held_bytes > MAX_HELD:
+        elif self._held_bytes > (MAX_JUDGED if any(held.has_tool for held in self._held) else MAX_HELD):
             await self._judge_window()
             self._release(0, tools=True)
         elif self._new_chars >= WINDOW and not any(held.has_tool for held in self._held):

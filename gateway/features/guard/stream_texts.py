@@ -14,7 +14,9 @@ from typing import Any
 from gateway.features.guard.texts import TOOL_ITEMS, TOOL_KEYS, UNREAD_KEYS, kind_of, slots_in
 
 TOOL_DELTAS = ("arguments.delta", "input.delta", "code.delta")  # ends of names of events of the Responses API
-WHOLE_FIELDS = ("text", "refusal", "part", "item")  # of its events that are no deltas
+WHOLE_FIELDS = ("text", "refusal", "part", "item", "annotation")  # of its events that are no deltas
+TOOL_FIELDS = ("arguments", "input", "code")  # of these, too
+QUOTATIONS = frozenset({"annotations", "citations"})  # of a chat, each with texts of its own
 
 
 class Role(Enum):
@@ -54,6 +56,8 @@ def pieces_of(event: Mapping[str, Any]) -> Iterator[Piece]:
                 yield from _of_choice(choice)
     elif kind.startswith("content_block_"):
         yield from _of_block(event)
+    elif kind == "message_start" and isinstance(event.get("message"), dict) and "content" in event["message"]:
+        yield from _slots(Role.WHOLE, kind, event["message"], "content")
     elif kind.startswith("response."):
         yield from _of_response(event, kind)
 
@@ -67,6 +71,8 @@ def _of_choice(choice: dict[str, Any]) -> Iterator[Piece]:
         for key, value in delta.items():
             if key in TOOL_KEYS and value:
                 yield Piece(Role.TOOL, index, delta, key)
+            elif key in QUOTATIONS:
+                yield from _slots(Role.WHOLE, index, delta, key)
             elif key not in UNREAD_KEYS and key not in TOOL_KEYS:
                 yield from _slots(Role.DELTA, (index, key), delta, key)
     if isinstance(choice.get("message"), dict):
@@ -77,13 +83,23 @@ def _of_block(event: Mapping[str, Any]) -> Iterator[Piece]:
     index = event.get("index")
     block, delta = event.get("content_block"), event.get("delta")
     if isinstance(block, dict):
-        role = Role.TOOL if kind_of(block) in TOOL_ITEMS else Role.DELTA
-        yield from _slots(role, index, event, "content_block")
+        if kind_of(block) in TOOL_ITEMS:
+            yield from _slots(Role.WHOLE, index, event, "content_block")
+        else:
+            yield from _of_part(block, index)
     if isinstance(delta, dict):
         if isinstance(delta.get("partial_json"), str):
             yield Piece(Role.TOOL, index, delta, "partial_json")
         else:
-            yield from _slots(Role.DELTA, index, event, "delta")
+            yield from _of_part(delta, index)
+
+
+def _of_part(part: dict[str, Any], index: Any) -> Iterator[Piece]:
+    """Yield the pieces of a block or of its delta. Its own texts are the next pieces of the block. Those in objects,
+    such as a quotation or a result of a search, are whole."""
+    for key, value in part.items():
+        if key not in UNREAD_KEYS:
+            yield from _slots(Role.DELTA if isinstance(value, str) else Role.WHOLE, index, part, key)
 
 
 def _of_response(event: Mapping[str, Any], kind: str) -> Iterator[Piece]:
@@ -94,6 +110,7 @@ def _of_response(event: Mapping[str, Any], kind: str) -> Iterator[Piece]:
             places = (event.get(name) for name in ("output_index", "content_index", "summary_index"))
             yield Piece(Role.DELTA, (kind, *map(str, places)), event, "delta")
         return
+    yield from (Piece(Role.TOOL, kind, event, name) for name in TOOL_FIELDS if event.get(name))
     for name in WHOLE_FIELDS:
         if name in event:
             yield from _slots(Role.WHOLE, kind, event, name)

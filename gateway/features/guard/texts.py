@@ -6,7 +6,7 @@ So a field that a server adds is judged, too. Files and sounds are not: the guar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -27,12 +27,17 @@ UNREAD_FIELDS = frozenset(
     }
 )
 FIRST_FIELDS = ("instructions", "system")  # in the order in which a model reads them
+# Fields of a request whose objects have the keys of a protocol. Others, such as the variables of a prompt, have
+# keys of the client's own.
+TURNS = frozenset({*FIRST_FIELDS, "messages", "input"})
+# Fields with a prompt that nobody but the backend can read: of vLLM, and of SGLang.
+ENCODED_FIELDS = ("prompt_embeds", "prompt_token_ids", "input_ids", "input_embeds")
 # Keys within the content whose values are no text.
 UNREAD_KEYS = frozenset(
     {
         *("type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "item_id", "name", "status", "detail"),
         *("format", "media_type", "cache_control", "signature", "encrypted_content", "phase", "file_id", "object"),
-        *("file_data", "file_url", "input_audio", "audio", "annotations", "citations", "logprobs", "obfuscation"),
+        *("file_data", "file_url", "encrypted_index", "logprobs", "obfuscation"),
         *("finish_reason", "stop_reason", "matched_stop", "internal_chat_message_metadata_passthrough"),
         *("prompt_cache_breakpoint", "caller", "namespace", "filename"),
     }
@@ -40,6 +45,7 @@ UNREAD_KEYS = frozenset(
 TOOL_KEYS = ("tool_calls", "function_call")  # of a chat message
 TOOL_ITEMS = {"tool_use": "input", "function_call": "arguments", "custom_tool_call": "input"}  # the key of arguments
 IMAGES = frozenset({"image_url", "input_image", "image"})
+SOUNDS = frozenset({"audio", "input_audio"})  # keys; a sound may have a transcript
 ANSWER_FIELDS = ("choices", "output", "content")
 
 Container = MutableMapping[str, Any] | MutableSequence[Any]
@@ -62,7 +68,7 @@ def slots_of_request(body: Mapping[str, Any]) -> Iterator[Slot]:
     names = [name for name in FIRST_FIELDS if name in body]
     names += [name for name in body if name not in UNREAD_FIELDS and name not in FIRST_FIELDS]
     for name in names:
-        yield from slots_in(body, name)
+        yield from slots_in(body, name, UNREAD_KEYS if name in TURNS else frozenset())
 
 
 def slots_of_answer(body: Mapping[str, Any]) -> Iterator[Slot]:
@@ -72,33 +78,32 @@ def slots_of_answer(body: Mapping[str, Any]) -> Iterator[Slot]:
             yield from slots_in(body, name)
 
 
-def slots_in(container: Any, key: Any) -> Iterator[Slot]:
-    """Yield the slots in one value, in order. Not a recursion: a body may be nested deeply."""
-    waiting = [(container, key)]
+def slots_in(container: Any, key: Any, unread: Set[str] = UNREAD_KEYS) -> Iterator[Slot]:
+    """Yield the slots in one value, in order. The values of `unread` keys are no text. An object may call itself a tool
+    call or an image and have a text nevertheless. Not a recursion: a body may be nested deeply."""
+    waiting, images = [(container, key)], set[tuple[int, Any]]()
     while waiting:
         owner, name = waiting.pop()
         value = owner[name]
         if isinstance(value, str):
-            if value:
+            if value and name not in SOUNDS and (id(owner), name) not in images:
                 yield Slot("text", owner, name)
         elif isinstance(value, list):
             waiting += [(value, i) for i in reversed(range(len(value)))]
         elif isinstance(value, dict):
+            skipped = unread
             kind = kind_of(value)
             if kind in TOOL_ITEMS:
                 yield Slot("tool", owner, name)
-                continue
-            if kind in IMAGES and (image := _image_in(value)) is not None:
-                yield image
-                continue
+                skipped = skipped | {TOOL_ITEMS[kind]}
+            elif kind in IMAGES:
+                for image in _images_in(value):
+                    images.add((id(image.container), image.key))
+                    yield image
             yield from (Slot("tool", value, each) for each in TOOL_KEYS if value.get(each))
-            source = kind == "base64" or "file_data" in value
-            skipped = {"data", "url"} if source else ()
-            waiting += [
-                (value, each)
-                for each in reversed(value)
-                if each not in UNREAD_KEYS and each not in TOOL_KEYS and each not in skipped
-            ]
+            if kind == "base64" or "file_data" in value or name in SOUNDS:
+                skipped = skipped | {"data", "url"}
+            waiting += [(value, each) for each in reversed(value) if each not in skipped and each not in TOOL_KEYS]
 
 
 def kind_of(value: Mapping[str, Any]) -> str:
@@ -107,17 +112,18 @@ def kind_of(value: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _image_in(part: dict[str, Any]) -> Slot | None:
-    """Return the place of the image in a part of a message, in OpenAI's and Anthropic's forms."""
-    for owner, key in ((part.get("image_url"), "url"), (part, "image_url"), (part.get("source"), "data")):
-        if isinstance(owner, dict) and isinstance(owner.get(key), str):
-            return Slot("image", owner, key)
+def _images_in(part: dict[str, Any]) -> Iterator[Slot]:
+    """Yield the places of the images in a part of a message, in OpenAI's and Anthropic's forms."""
     source = part.get("source")
-    return Slot("image", source, "url") if isinstance(source, dict) and isinstance(source.get("url"), str) else None
+    for owner, key in ((part.get("image_url"), "url"), (part, "image_url"), (source, "data"), (source, "url")):
+        if isinstance(owner, dict) and isinstance(owner.get(key), str):
+            yield Slot("image", owner, key)
 
 
-def has_token_ids(call: Call) -> bool:
-    """Return whether a call has its text as numbers of tokens, which nobody but the backend can read."""
+def is_encoded(call: Call) -> bool:
+    """Return whether a call has its text as numbers of tokens, or as vectors, which nobody but the backend can read."""
+    if any(call.body.get(name) is not None for name in ENCODED_FIELDS):
+        return True
     given = call.body.get("prompt" if call.operation == "completions" else "input")
     if call.operation != "completions" and not call.embeds:
         return False
@@ -127,10 +133,16 @@ def has_token_ids(call: Call) -> bool:
 def content_of_request(call: Call) -> Content:
     """Return the content of a request as a guard reads it."""
     content = _content_of(slots_of_request(call.body))
-    tools = call.body.get("tools")
-    content.tools = tools if isinstance(tools, list) else ()
+    content.tools = [*_tools_of(call.body)]
     content.messages = _messages_of(call.body)
     return content
+
+
+def _tools_of(body: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the definitions of tools as the client wrote them, and those in the older form in that of today."""
+    tools, functions = body.get("tools"), body.get("functions")
+    yield from tools if isinstance(tools, list) else ()
+    yield from ({"type": "function", "function": each} for each in (functions if isinstance(functions, list) else ()))
 
 
 def content_of_answer(body: Mapping[str, Any]) -> Content:
