@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -108,10 +109,24 @@ def _exact_integer(digits: str) -> int | orjson.Fragment:
     return number if -(2**63) <= number < 2**64 else orjson.Fragment(digits)
 
 
+# No call has as many tokens. A larger number is an error of its backend, which would spoil the sums for months.
+MAX_TOKENS = 10**9
+_DIGITS = re.compile(r"[0-9]{1,10}(?:\.0+)?", re.ASCII)  # of a number that a backend writes as a text
+
+
+def read_count(value: Any) -> int | None:
+    """Return a number of tokens that a backend reports, also as a float or a text, or None if the value is none: it is
+    negative, beyond `MAX_TOKENS`, not finite, or something else."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
+        value = float(value)
+    if type(value) not in (int, float) or not 0 <= value <= MAX_TOKENS:
+        return None
+    return int(value)
+
+
 def count_of(value: Any) -> int:
-    """Return a number of tokens that a backend reports. Nothing, or an integer beyond 64 bits, is no count: 0. Raise
-    `ValueError` or `TypeError` for anything else."""
-    return 0 if isinstance(value, orjson.Fragment) else int(value or 0)
+    """Return a number of tokens that a backend reports, or 0 if the value is none."""
+    return read_count(value) or 0
 
 
 def _as_integer(fragment: object) -> int:

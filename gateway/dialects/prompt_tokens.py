@@ -51,13 +51,13 @@ def prompt_tokens(data: bytes) -> PromptTokens:
         body = load_json(data)
         usage = next((usage for holder in _holders(body) if (usage := usage_of(holder))), {})
         if "prompt_tokens" in usage:
-            total, cached = int(usage["prompt_tokens"] or 0), cached_tokens(usage)
+            total, cached = count_of(usage["prompt_tokens"]), cached_tokens(usage)
         else:
             total, _ = count_tokens(usage)
-            cached = int(usage.get("cache_read_input_tokens") or cached_tokens(usage))
+            cached = count_of(usage.get("cache_read_input_tokens")) or cached_tokens(usage)
     except (ValueError, TypeError, AttributeError):
         return NO_TOKENS
-    return PromptTokens(max(0, total), min(max(0, cached), max(0, total)))
+    return PromptTokens(total, min(cached, total))
 
 
 def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.json_body import count_of, load_json
+from gateway.dialects.json_body import count_of, load_json, read_count
 from gateway.dialects.openai.answers import cached_tokens, reasoning_tokens, usage_of, written_tokens
 from gateway.dialects.sse import SSEParser
 from gateway.errors import UpstreamStreamError
@@ -97,7 +97,7 @@ def _counts(usage: Mapping[str, Any]) -> Tokens | None:
 
     Gemini counts thoughts apart from the answer, as its total shows. Some endpoints count them in both.
     """
-    if not any(isinstance(usage.get(key), int | float) for key in (*_INPUT, *_OUTPUT, *_TOTAL)):
+    if all(read_count(usage.get(key)) is None for key in (*_INPUT, *_OUTPUT, *_TOTAL)):
         return None
     taken, made, thoughts = _first(usage, _INPUT), _first(usage, _OUTPUT), count_of(usage.get("thoughtsTokenCount"))
     if thoughts and _first(usage, _TOTAL) != taken + made:
@@ -110,7 +110,7 @@ def _counts(usage: Mapping[str, Any]) -> Tokens | None:
 
 
 def _first(usage: Mapping[str, Any], names: Sequence[str]) -> int:
-    return next((max(0, count_of(usage[name])) for name in names if usage.get(name) is not None), 0)
+    return next((count_of(usage[name]) for name in names if usage.get(name) is not None), 0)
 
 
 def _images_in(value: Mapping[str, Any]) -> int | None:

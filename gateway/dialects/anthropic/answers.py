@@ -14,7 +14,7 @@ from gateway.calls import Inspection, Token
 from gateway.dialects.anthropic.errors import error_sentence
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
-from gateway.dialects.openai.answers import reading, reasoning_tokens, written_tokens
+from gateway.dialects.openai.answers import reading, reasoning_tokens, usage_of, written_tokens
 from gateway.dialects.prompt_tokens import count_tokens
 from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
@@ -220,7 +220,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
     """Return whether the response is complete enough to be stored, and its token counts."""
     try:
         body = assemble_message(payload) if streamed else load_json(payload[0])
-        usage = body.get("usage") or {}
+        usage = usage_of(body)
         tokens = (
             *count_tokens(usage),
             count_of(usage.get("cache_read_input_tokens")),

@@ -389,7 +389,7 @@ def _input_details(usage: Mapping[str, Any], *keys: str) -> Iterator[Any]:
 
 
 def _first_count(counts: Iterable[Any]) -> int:
-    return next((count for count in counts if isinstance(count, int) and count > 0), 0)
+    return next((count for each in counts if (count := count_of(each))), 0)
 
 
 def is_usage_chunk(data: bytes) -> bool:

@@ -23,6 +23,7 @@ from gateway.dialects.json_body import (
     check_limit,
     check_model,
     check_temperature,
+    count_of,
     dump_json,
     invalid_field,
     json_writer,
@@ -32,7 +33,7 @@ from gateway.dialects.json_body import (
     sent_model,
 )
 from gateway.dialects.openai import answers
-from gateway.dialects.openai.answers import reading
+from gateway.dialects.openai.answers import reading, usage_of
 from gateway.dialects.openai.equal_forms import COMPLETIONS, chat_form
 from gateway.dialects.openai.equal_forms import EMBEDDINGS as EMBEDDING_FIELDS
 from gateway.dialects.openai.logprobs import OpenAILogprobs
@@ -85,7 +86,7 @@ class EmbeddingInputs:
 
 
 def _tokens(body: Mapping[str, Any]) -> int:
-    return int((body.get("usage") or {}).get("prompt_tokens") or 0)
+    return count_of(usage_of(body).get("prompt_tokens"))
 
 
 def _usage(tokens: int) -> dict[str, int]:

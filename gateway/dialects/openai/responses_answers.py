@@ -14,7 +14,7 @@ import orjson
 from gateway.calls import Inspection, Token
 from gateway.dialects.conversation import is_blank, split_pieces
 from gateway.dialects.json_body import count_of, dump_json, escape_line_ends, load_json
-from gateway.dialects.openai.answers import DONE, reading, token_details
+from gateway.dialects.openai.answers import DONE, reading, token_details, usage_of
 from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
 from gateway.messages import Event
@@ -248,7 +248,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
         if streamed and end is not None and end["type"] == "error":
             return Inspection(Admission.ERROR_STATUS, 0, 0)
         body = _response(payload) if streamed else load_json(payload[0])
-        usage = body.get("usage") or {}
+        usage = usage_of(body)
         counts = count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens"))
         tokens = *counts, *token_details(usage)
         return Inspection(_admission(body), *tokens)

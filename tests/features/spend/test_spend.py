@@ -269,3 +269,22 @@ def test_the_bound_on_what_a_killed_gateway_loses_is_in_the_docs() -> None:
     assert f"last {FLUSH_S:g} s" in text
     assert f"{MAX_ROWS} rows" in text
     assert HOUR_S == 3_600
+
+
+async def test_a_usage_that_cannot_be_true_leaves_the_books_readable(upstream: Upstream, tmp_path: Path) -> None:
+    """A count near 64 bits made every later report fail, for the 13 months that the row stays."""
+    counts = iter((2**63 - 1, -5, 7))
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        count = next(counts)
+        return web.json_response(
+            {**completion(call, "done"), "usage": {"prompt_tokens": count, "completion_tokens": count}}
+        )
+
+    upstream.answer = answer
+    async with booked(upstream, tmp_path) as served:
+        for question in ("huge", "negative", "plain"):
+            await served.chat(question)
+        found = await spend_once(served, 3, "by=tenant")
+        assert 14 < found["total"]["tokens"] < 1_000
+        assert 0.021 < found["total"]["cost"] < 1.0

@@ -13,7 +13,7 @@ from gateway.dialects.anthropic.translation.chat_to_messages import messages_req
 from gateway.dialects.anthropic.translation.stops import MessageStops
 from gateway.dialects.json_body import dump_json, escape_line_ends, load_json
 from gateway.dialects.known import MESSAGES
-from gateway.dialects.openai.answers import CHAT, DONE, reading
+from gateway.dialects.openai.answers import CHAT, DONE, reading, usage_of
 from gateway.dialects.prompt_tokens import count_tokens
 from gateway.dialects.translation.limits import fitting
 from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message, is_context_overflow
@@ -70,7 +70,7 @@ class MessageAnswer:
                 "logprobs": None,
                 "finish_reason": _finish(body.get("stop_reason")),
             }
-            return dump_json({**head, "choices": [choice], "usage": _usage(body.get("usage") or {})})
+            return dump_json({**head, "choices": [choice], "usage": _usage(usage_of(body))})
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
@@ -101,7 +101,7 @@ class ChatChunks:
         if kind == "message_start":
             message = event["message"]
             self._head |= _given(message, ("id", "model"))
-            self._usage |= message.get("usage") or {}
+            self._usage |= usage_of(message)
             yield self._chunk({"role": "assistant", "content": ""})
         elif kind == "content_block_start":
             yield from self._block_start(event["index"], event["content_block"])
@@ -113,7 +113,7 @@ class ChatChunks:
             for index, arguments in self._start_arguments.items():  # of blocks that the server did not stop
                 yield self._arguments(index, arguments)
             self._start_arguments = {}
-            self._usage |= {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+            self._usage |= {key: value for key, value in usage_of(event).items() if value is not None}
             if (reason := (event.get("delta") or {}).get("stop_reason")) is not None:
                 yield self._chunk({}, _finish(reason))
         elif kind == "message_stop":
@@ -199,7 +199,8 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     details = {"cached_tokens": "cache_read_input_tokens", "cache_write_tokens": "cache_creation_input_tokens"}
     if given := {key: usage[theirs] for key, theirs in details.items() if usage.get(theirs) is not None}:
         counts["prompt_tokens_details"] = given
-    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
+    given_details = usage.get("output_tokens_details")
+    thinking = given_details.get("thinking_tokens") if isinstance(given_details, Mapping) else None
     if thinking is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": thinking}
     return counts
