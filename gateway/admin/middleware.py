@@ -33,6 +33,7 @@ ROLES: Mapping[str, Role] = {
     "GET /admin/spend": OPERATE,
     "GET /admin/budgets": OPERATE,
     "GET /admin/report": OPERATE,
+    "GET /admin/report/alternatives": OPERATE,
     "GET /admin/quality": OPERATE,
     "POST /admin/quality/reset": OPERATE,
     "GET /admin/routing": OPERATE,

@@ -43,6 +43,7 @@ OPERATIONS = Extensions(
         "GET /admin/spend": "gateway.features.spend.admin:SpendAdmin",
         "GET /admin/budgets": "gateway.features.spend.report_admin:ReportAdmin",
         "GET /admin/report": "gateway.features.spend.report_admin:ReportAdmin",
+        "GET /admin/report/alternatives": "gateway.features.simulation.admin:SimulationAdmin",
         "GET /admin/limits": "gateway.features.limits.admin:LimitsAdmin",
         "GET /admin/policy": "gateway.admin.policy:PolicyAdmin",
         "POST /admin/policy": "gateway.admin.policy:PolicyAdmin",

@@ -215,7 +215,7 @@ async def test_a_short_view_leaves_a_narrow_window_its_bar(showing: Showing) -> 
 
 
 async def test_the_spend_page_shows_who_spent_what_and_the_month(showing: Showing) -> None:
-    booked = TIERS.replace("match: {}", "match: {}\n    spend: {budget: 0.001}")
+    booked = TIERS.replace("match: {}", "match: {}\n    spend: {budget: 0.001}\n    record: on")
     price = {"input_per_million": 100.0, "output_per_million": 100.0}
     # West of UTC, the day of UTC has begun before that of the reader. Its bar has the date of UTC.
     shown = await showing.page(await showing.gateway(booked, price=price), timezone_id="Pacific/Honolulu")
@@ -238,6 +238,10 @@ async def test_the_spend_page_shows_who_spent_what_and_the_month(showing: Showin
     await expect(latest).to_contain_text(f"{datetime.now(UTC).day} {datetime.now(UTC):%b} 00:00")
     await shown.page.get_by_role("radio", name="Backend").check()
     await expect(row.locator("th")).to_have_text("light")
+    await shown.page.get_by_role("button", name="Try other choices").click()
+    others = shown.page.locator("#alternatives")
+    await expect(others).to_contain_text("no other choice is known to cost less and keep as much")
+    await expect(others.locator("tbody tr").first).to_contain_text("light, as it was")
     assert await shown.page.locator("main img, main script").count() == 0
     assert await shown.violations(within="main") == []
     assert shown.console == []

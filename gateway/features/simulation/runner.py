@@ -56,8 +56,8 @@ class SimulationRunner:
     wall: Callable[[], float]
     running: bool = field(default=False, init=False)
 
-    async def of(self, present: Policy, new: Policy, window: str | None) -> dict[str, Any]:
-        """Return the output of `nearhit simulate --json`.
+    async def of(self, present: Policy, new: Policy, window: str | None, task: str = "simulate") -> dict[str, Any]:
+        """Return the output of `nearhit simulate --json`, or that of another task of `SimulationJob`.
 
         Raise `BadRequest`, `SimulationRunning`, `SimulationTimedOut`, `SimulationFailed`, or `TrafficUnreadable`.
         """
@@ -71,7 +71,8 @@ class SimulationRunner:
         self.running = True
         try:
             await self.flush()
-            return await self._run_job(build_job(self.config, present, new, wanted, self.wall(), self.embedder()))
+            job = build_job(self.config, present, new, wanted, self.wall(), self.embedder(), task)
+            return await self._run_job(job)
         finally:
             self.running = False
 

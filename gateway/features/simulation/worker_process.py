@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import orjson
@@ -21,6 +21,7 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import read_policy
 from gateway.config.policy.model import Policy, PolicySource
 from gateway.credentials import ANONYMOUS
+from gateway.features.simulation.alternatives import AlternativesReport, alternatives_report
 from gateway.features.simulation.replay import ReplaySetting
 from gateway.features.simulation.simulation import Simulation, simulate
 from gateway.ports import Opinion, StoredCandidate, Verifier
@@ -32,6 +33,7 @@ from gateway.upstream.tariffs import Listed, list_tariff, listed_of
 
 NICE = 10  # niceness: the requests of a gateway on this machine have priority
 Texts = Sequence[tuple[str, bytes]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class SimulationJob:
     new: tuple[tuple[str, bytes], ...]
     lists: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # of backends with list prices: of their `Listed`
     data_dir: str = ""  # of the gateway, for its catalogue
+    task: str = "simulate"  # or `alternatives`, which is about the present policy alone
 
     def packed(self) -> bytes:
         content: bytes = msgpack.packb(asdict(self))
@@ -61,7 +64,13 @@ class SimulationJob:
 
 
 def build_job(
-    config: Config, present: Policy, new: Policy, wanted: str, now: float, embedder: str | None
+    config: Config,
+    present: Policy,
+    new: Policy,
+    wanted: str,
+    now: float,
+    embedder: str | None,
+    task: str = "simulate",
 ) -> SimulationJob:
     return SimulationJob(
         wanted,
@@ -77,6 +86,7 @@ def build_job(
         tuple((text.file, text.content) for text in new.texts),
         {name: tuple(listed) for name, b in config.backends.items() if (listed := listed_of(b, config.data_dir))},
         str(config.data_dir),
+        task,
     )
 
 
@@ -90,10 +100,24 @@ def run_job(job: SimulationJob) -> Simulation:
     The job creates millions of small values without cycles. Collection would double its duration. Raises
     `TrafficUnreadable` or `ConfigInvalid`.
     """
+    return _uncollected(_simulate, job)
+
+
+def run_alternatives(job: SimulationJob) -> AlternativesReport:
+    """Estimate the alternatives to the present policy, as `run_job` runs a simulation."""
+    return _uncollected(_estimate, job)
+
+
+def _estimate(job: SimulationJob) -> AlternativesReport:
+    traffic = read_traffic(job.wanted, Path(job.folder), job.now)
+    return alternatives_report(traffic, _policy(job, job.present), _tariffs(job))
+
+
+def _uncollected(work: Callable[[SimulationJob], T], job: SimulationJob) -> T:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _simulate(job)
+        return work(job)
     finally:
         if collects:
             gc.enable()
@@ -166,7 +190,8 @@ def main() -> int:
 def job_response(job: SimulationJob) -> bytes:
     """Return the result of a job as JSON. A job that cannot run gives `error`."""
     try:
-        return orjson.dumps(run_job(job).as_json())
+        found = run_alternatives(job) if job.task == "alternatives" else run_job(job).as_json()
+        return orjson.dumps({"ok": True, **found})
     except TrafficUnreadable as error:
         return orjson.dumps({"ok": False, "error": error.message})
 

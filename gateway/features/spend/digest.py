@@ -32,13 +32,13 @@ def markdown(found: Mapping[str, Any]) -> str:
         else f"Net: **{money(found['net'])}**, after the costs of audits and trials. "
         f"The calls of clients cost {money(spent)}.",
         "",
-        *_table(["What it cost", ""], _costs(found)),
+        *table(["What it cost", ""], _costs(found)),
         "",
-        *_table(["Where the answers came from", "Requests"], _sources(found["cache"])),
+        *table(["Where the answers came from", "Requests"], _sources(found["cache"])),
     ]
     if len(found["routes"]) > 1:
         names = ["Route", "Requests", "Answered", "Saved", "Cost", "Audited", "Wrong"]
-        lines += ["", *_table(names, [_route(each) for each in found["routes"]])]
+        lines += ["", *table(names, [_route(each) for each in found["routes"]])]
     return "\n".join([*lines, "", *_notes(found)])
 
 
@@ -121,7 +121,7 @@ def _sources(cache: Mapping[str, Any]) -> list[list[str]]:
 def _route(each: Mapping[str, Any]) -> list[str]:
     cost = "not priced" if each["cost"] is None else money(each["cost"])
     counts = [f"{each[name]:,}" for name in ("requests", "answered")]
-    return [_cell(each["route"]), *counts, money(each["saved"]), cost, f"{each['audited']:,}", f"{each['wrong']:,}"]
+    return [cell(each["route"]), *counts, money(each["saved"]), cost, f"{each['audited']:,}", f"{each['wrong']:,}"]
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
@@ -136,12 +136,14 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _table(names: list[str], rows: list[list[str]]) -> list[str]:
+def table(names: list[str], rows: list[list[str]]) -> list[str]:
+    """Return a table of Markdown, with all columns but the first to the right."""
     rule = ["---", *["---:"] * (len(names) - 1)]
     return [f"| {' | '.join(row)} |" for row in (names, rule, *rows)]
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text for a cell of a table."""
     return text.replace("|", "\\|")
 
 

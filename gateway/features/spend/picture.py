@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from io import BytesIO
 from typing import Any
@@ -15,15 +15,15 @@ TILE_HEIGHT, GAP, HEAD = 130, 16, 90
 BACK, PANEL, TEXT, QUIET = "#ffffff", "#f2f5f3", "#16201b", "#58645e"
 
 
-def png(found: Mapping[str, Any]) -> bytes:
-    """Return a `SavingsReport` as a picture. Raise `StartupError` without Pillow."""
+def png(found: Mapping[str, Any], more: Iterable[tuple[str, str, str]] = ()) -> bytes:
+    """Return a `SavingsReport` as a picture. `more` are further figures. Raise `StartupError` without Pillow."""
     try:
         image_module, draw_module, font_module = (
             import_module(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont")
         )
     except ImportError:
         raise StartupError("--png needs Pillow: pip install 'nearhit[report]'") from None
-    figures = tiles(found)
+    figures = [*tiles(found), *more]
     rows = -(-len(figures) // COLUMNS)
     image = image_module.new("RGB", (WIDTH, HEAD + rows * (TILE_HEIGHT + GAP) + MARGIN - GAP), BACK)
     draw = draw_module.Draw(image)

@@ -30,6 +30,7 @@ Flags = NDArray[np.bool_]
 
 SHARES = tuple(share / 10 for share in range(11))  # of the requests that the light model gets, along a curve
 EVERYTHING = 1.0  # the threshold that no complexity exceeds
+LEAST_COVERED = 0.95  # of a model's requests: with less at complexities that were compared, there is no figure
 Z = 1.96  # 95 %
 
 
@@ -204,23 +205,22 @@ class Alternatives:
         stays = np.where(goes, self._answered_by(names), self._answered_by(self.best))
         total, variance, is_known = float(calls.dollars[stays].sum()), 0.0, True
         for group, backend, moves in ((names, light, goes & ~stays), (self.best, best, ~goes & ~stays)):
-            if not moves.any():
-                continue
-            dollars = self._dollars(backend)[moves]
-            if np.isnan(dollars).any():
-                return NOTHING
-            cost = float(dollars.sum())
-            if cost:
-                ratio, error = self._length(group, backend)
-                total += ratio * cost
-                is_known &= error is not None
-                variance += ((error or 0.0) * cost) ** 2
+            for origin in {row.backend for row, moved in zip(calls.rows, moves, strict=True) if moved}:
+                dollars = self._dollars(backend)[moves & self._answered_by({origin})]
+                if np.isnan(dollars).any():
+                    return NOTHING
+                cost = float(dollars.sum())
+                if cost:
+                    ratio, error = self._length(group, backend, origin)
+                    total += ratio * cost
+                    is_known &= error is not None
+                    variance += ((error or 0.0) * cost) ** 2
         if not is_known:
             return Estimate(total, None, None)
         spread = Z * math.sqrt(variance)
         return Estimate(total, max(0.0, total - spread), total + spread)
 
-    def _answered_by(self, names: Set[str]) -> Flags:
+    def _answered_by(self, names: Set[str | None]) -> Flags:
         return np.array([row.backend in names for row in self._calls.rows], bool)
 
     def _dollars(self, backend: str) -> Floats:
@@ -234,15 +234,15 @@ class Alternatives:
         price, answer = self._price(backend, row.request.model), row.answer
         return price.of(answer.input_tokens, answer.output_tokens) if price.is_stated and answer else math.nan
 
-    def _length(self, group: Set[str], backend: str) -> tuple[float, float | None]:
-        """Return how the cost of a backend's own tokens relates to that of others' tokens, with the standard error.
-        Models write answers of different length. It is a ratio estimate (Cochran 1977, section 6.4). An error of None:
-        too few were compared, and 1 is a guess."""
+    def _length(self, group: Set[str], backend: str, origin: str | None) -> tuple[float, float | None]:
+        """Return how the cost of a backend's own tokens relates to that of the tokens of `origin`, with the standard
+        error. Models write answers of different length. It is a ratio estimate (Cochran 1977, section 6.4). An error of
+        None: too few were compared, and 1 is a guess."""
         pairs = []
         for row in self._comparisons:
-            if row.candidate in group and row.reference not in group:
+            if row.candidate in group and row.reference == origin:
                 own, other = row.candidate_tokens, row.reference_tokens
-            elif row.reference in group and row.candidate not in group:
+            elif row.reference in group and row.candidate == origin:
                 own, other = row.reference_tokens, row.candidate_tokens
             else:
                 continue
@@ -279,7 +279,7 @@ class Alternatives:
         covered = sum(number for number, _ in shares)
         low = sum(number * (each.low or 0.0) for number, each in shares) / total
         high = sum(number * (1.0 if each.high is None else each.high) for number, each in shares) / total
-        value = shares[0][1].value
+        value = shares[0][1].value if shares[0][0] >= LEAST_COVERED * total else None
         return Estimate(value, low, min(1.0, high + (total - covered) / total)), evidence, covered / total
 
     def _bands(self, candidates: Set[str], references: Set[str], threshold: float) -> dict[int, Evidence]:

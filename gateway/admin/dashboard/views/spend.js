@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Chart } from "../charts.js";
 import { card, choice, el, head, num, recovered, say, table } from "../dom.js";
 import { count, dollars, duration, latency, percent, short } from "../format.js";
+import { alternatives } from "./alternatives.js";
 
 export const title = "Spend";
 const SPANS = [["24h", "24 h"], ["7d", "7 days"], ["30d", "30 days"]];
@@ -30,7 +31,8 @@ export function mount(root, { params, fail, remember }) {
   root.append(
     el("div", { class: "bar" }, choice("Time", SPANS, span, (value) => { span = value; again(); })),
     el("div", { class: "grid" }, card("Saved", { span: 12, id: "savings" }, sentence, routed), tiles,
-      card("Cost and savings", { span: 12 }, trend.node), who, month, card("What it cost", { span: 4, id: "costs" }, costs.node)));
+      card("Cost and savings", { span: 12 }, trend.node), who, month, card("What it cost", { span: 4, id: "costs" }, costs.node),
+      alternatives({ fail, signal: ended.signal, span: () => span })));
 
   async function load() {
     clearTimeout(timer);
