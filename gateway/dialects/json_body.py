@@ -115,8 +115,8 @@ _DIGITS = re.compile(r"[0-9]{1,10}(?:\.0+)?", re.ASCII)  # of a number that a ba
 
 
 def read_count(value: Any) -> int | None:
-    """Return a number of tokens that a backend reports, also as a float or a text, or None if the value is none: it is
-    negative, beyond `MAX_TOKENS`, not finite, or something else."""
+    """Return a number of tokens that a backend reports, also as a float or a text. Return None if the value is none: it
+    is negative, beyond `MAX_TOKENS`, not finite, or something else."""
     if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
         value = float(value)
     if type(value) not in (int, float) or not 0 <= value <= MAX_TOKENS:

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -16,7 +16,7 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response
 from gateway.errors import BadRequest
 from gateway.features.spend.periods import PeriodQuery, first_of_month, hours_of, iso_time
-from gateway.features.spend.rows import DIMENSIONS, HOUR_S, PERIODS, Groups, add_hour, dollars, report
+from gateway.features.spend.rows import DIMENSIONS, HOUR_S, PERIODS, Counts, Groups, add_hour, dollars, report
 from gateway.features.spend.store import SpendStore
 
 CSV = "text/csv"
@@ -124,38 +124,37 @@ class SpendAdmin:
         return ReportRequest(by, *hours_of(query, now, first_of_month(now)), query.get("tenant"))
 
 
+# The columns of the figures, those of our own with `x_`.
+FIGURES = (
+    *("ConsumedQuantity", "ConsumedUnit", "BilledCost", "x_Requests", "x_Hits", "x_InputTokens", "x_CachedInputTokens"),
+    *("x_OutputTokens", "x_ReasoningTokens", "x_SavedTokens", "x_SavedCost", "x_CallsNotPriced"),
+)
+# A spreadsheet may take a text for a formula that begins with one of these. It reads the wide ones like the others.
+FORMULA = tuple(
+    "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
+)
+
+
 def as_csv(groups: Groups, wanted: ReportRequest) -> str:
-    """Return the rows with the columns of FOCUS. Columns of our own begin with `x_`. An empty cost: not priced."""
-    period = {"ChargePeriodStart": iso_time(wanted.first * HOUR_S), "ChargePeriodEnd": iso_time(wanted.end * HOUR_S)}
+    """Return the rows with the columns of FOCUS. An empty cost: not priced."""
+    period = iso_time(wanted.first * HOUR_S), iso_time(wanted.end * HOUR_S), "Usage", "USD"
     out = io.StringIO()
-    writer: Any = None
-    for names, counts in groups.items():
-        unpriced = counts.calls and counts.unpriced == counts.calls
-        line = {
-            **period,
-            "ChargeCategory": "Usage",
-            "BillingCurrency": "USD",
-            **{FOCUS[name]: _cell(value) for name, value in zip(wanted.by, names, strict=True)},
-            "ConsumedQuantity": counts.input + counts.output,
-            "ConsumedUnit": "Tokens",
-            "BilledCost": "" if unpriced else f"{dollars(counts.cost):.9f}",
-            "x_Requests": counts.requests,
-            "x_Hits": counts.hits,
-            "x_InputTokens": counts.input,
-            "x_CachedInputTokens": counts.cached,
-            "x_OutputTokens": counts.output,
-            "x_ReasoningTokens": counts.reasoning,
-            "x_SavedTokens": counts.saved_tokens,
-            "x_SavedCost": f"{dollars(counts.saved):.9f}",
-            "x_CallsNotPriced": counts.unpriced,
-        }
-        if writer is None:
-            writer = csv.DictWriter(out, list(line), lineterminator="\r\n")  # RFC 4180
-            writer.writeheader()
-        writer.writerow(line)
+    writer = csv.writer(out, lineterminator="\r\n")  # RFC 4180
+    begin = "ChargePeriodStart", "ChargePeriodEnd", "ChargeCategory", "BillingCurrency"
+    writer.writerow((*begin, *(FOCUS[name] for name in wanted.by), *FIGURES))
+    writer.writerows((*period, *map(_cell, names), *_figures(counts)) for names, counts in groups.items())
     return out.getvalue()
+
+
+def _figures(counts: Counts) -> tuple[int | str, ...]:
+    unpriced = counts.calls and counts.unpriced == counts.calls
+    return (
+        *(counts.input + counts.output, "Tokens", "" if unpriced else f"{dollars(counts.cost):.9f}"),
+        *(counts.requests, counts.hits, counts.input, counts.cached, counts.output, counts.reasoning),
+        *(counts.saved_tokens, f"{dollars(counts.saved):.9f}", counts.unpriced),
+    )
 
 
 def _cell(name: str) -> str:
     """Return a name of a client, so that no spreadsheet takes it for a formula."""
-    return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
+    return f"'{name}" if name.startswith(FORMULA) else name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -96,22 +97,27 @@ class Alerts:
         self._done = {done for done in self._done if done.startswith(month)}
         try:
             spent = spent_since(await self._books.costs(now), first_of_month(now))
-            for route, rule in self._rules.items():
-                alert = alert_of(route, rule, spent.get(route, 0), month)
-                if alert is not None and rule.webhook is not None:
-                    await self._send_once(alert, rule.webhook)
         except StoreUnavailable:
             return
+        alerts = [(alert_of(route, rule, spent.get(route, 0), month), rule) for route, rule in self._rules.items()]
+        # At once: a webhook that hangs keeps no other route's message back.
+        await asyncio.gather(
+            *(self._send_once(alert, rule.webhook) for alert, rule in alerts if alert is not None and rule.webhook)
+        )
 
     async def _send_once(self, alert: Alert, url: str) -> None:
+        with suppress(StoreUnavailable):
+            await self._claim_and_send(alert, url)
+
+    async def _claim_and_send(self, alert: Alert, url: str) -> None:
         name = f"{alert.month}:{alert.percent}:{alert.budget:g}:{alert.route}"  # another budget has alerts of its own
         if name in self._done:
             return
         if not await self._store.claim(name, CLAIM_S):
             return  # another gateway sends it, or has sent it
         if await self._deliver(alert, url):
+            self._done.add(name)  # first: if the store fails now, it is not sent again
             await self._store.keep_claim(name, SENT_S)
-            self._done.add(name)
             return
         LOG.warning("an alert was not delivered", extra={"fields": {"route": alert.route, "percent": alert.percent}})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -129,6 +130,35 @@ async def test_another_budget_has_alerts_of_its_own(upstream: Upstream, tmp_path
             checks.follow({"default": SpendRule(budget=budget, webhook=receiver.url)})
             await checks.check()
         assert [each["data"]["percent"] for each in receiver.got] == [100, 50]
+
+
+async def test_a_webhook_that_hangs_keeps_no_other_message_back(
+    upstream: Upstream, tmp_path: Path, receiver: Receiver
+) -> None:
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: web.Request) -> web.StreamResponse:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        assert (await request.json())["data"]["route"] == "second"
+        told.set()
+        return web.Response(status=204)
+
+    async with listening(hang) as hanging, listening(note) as other, booked(upstream, tmp_path) as served:
+        ledger = ledger_of(served)
+        rows = {Payer(route=route): Counts(calls=1, cost=NANOS) for route in ("first", "second")}
+        await ledger._store.add("test", 1, NOW, rows)
+        ledger._alerts.follow(
+            {"first": SpendRule(budget=1, webhook=hanging), "second": SpendRule(budget=1, webhook=other)}
+        )
+        check = asyncio.create_task(ledger._alerts.check())
+        await asked.wait()
+        await told.wait()
+        assert not check.done()
+        check.cancel()
 
 
 async def test_a_webhook_that_nobody_answers_fails_no_check(upstream: Upstream, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import pytest
 from aiohttp import web
 
 from gateway.circuit_breaker import BreakerState
+from gateway.features.spend.admin import ReportRequest, as_csv
 from gateway.features.spend.ledger import FLUSH_S, MAX_PAYERS
-from gateway.features.spend.rows import HOUR_S, OTHERS, Counts, Payer
+from gateway.features.spend.rows import HOUR_S, NANOS, OTHERS, Counts, Payer
 from gateway.features.spend.store import MAX_ROWS, SpendStore
 from tests.features.erasure.test_erasure import erase
 from tests.fixtures.gateways import Served, config_of, fast_path, gateway_of
@@ -151,6 +152,18 @@ async def test_the_csv_has_the_columns_of_focus(counting: Upstream, tmp_path: Pa
         assert (row["BilledCost"], row["x_SavedCost"]) == ("0.017000000", "0.017000000")
         names = ("x_Requests", "x_Hits", "x_InputTokens", "x_CachedInputTokens", "x_OutputTokens", "x_ReasoningTokens")
         assert [row[name] for name in names] == ["2", "1", "7", "3", "5", "2"]
+
+
+def test_names_of_clients_break_no_csv() -> None:
+    names = ("gpt, four", 'a "quoted" one', "two\r\nlines", "=1+1", "\n=1+1", "\uff1d1+1", "@sum", "-1", "m=1", "")
+    wanted = ReportRequest(["model", "tenant"], 0, 1, None)
+    text = as_csv({(name, "t"): Counts(requests=1, cost=NANOS) for name in names}, wanted)
+    read = [*csv.DictReader(io.StringIO(text, newline=""), strict=True)]
+    assert [row["SkuId"].removeprefix("'") for row in read] == [*names]
+    assert [row["SkuId"].startswith("'") for row in read] == [False] * 3 + [True] * 5 + [False] * 2
+    assert {(row["SubAccountId"], row["BilledCost"], row["x_Requests"]) for row in read} == {("t", "1.000000000", "1")}
+    (head,) = as_csv({}, wanted).splitlines()
+    assert head == text.partition("\r\n")[0], "a report without rows has its columns"
 
 
 @pytest.mark.parametrize(
