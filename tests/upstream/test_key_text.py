@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gateway.upstream.http1.errors import NoCredentials
-from gateway.upstream.key_text import token_of
+from gateway.upstream.key_text import masked, token_of
 
 NOW = 1_900_000_000.0  # 2030-03-17T17:46:40Z
 
@@ -61,3 +61,32 @@ def test_a_text_that_is_no_key_is_told_without_the_text(text: bytes, why: str) -
     with pytest.raises(NoCredentials, match=why) as raised:
         token_of(text, NOW)
     assert "sk-secret" not in str(raised.value)
+
+
+WORDS = {
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY is refused": "*** is refused",
+    "key eyJhbGciOi.eyJ9xxx.1234567890abc is bad": "key *** is bad",
+    "+ curl -d client_secret=hunt.er https://login": "+ curl -d client_secret=*** https://login",
+    "+ helper --client-secret hunter --json": "+ helper --client-secret *** --json",
+    '{"password": "hunter"}': '{"password": "***"}',
+    "no token: connection refused": "no token: connection refused",
+    "400 of https://login.example.com/oauth2/v2.0/token": "400 of https://login.example.com/oauth2/v2.0/token",
+    "/usr/lib/python3.11/site-packages/azure/x.py:33": "/usr/lib/python3.11/site-packages/azure/x.py:33",
+    "two\nlines\x1b[0m": "two lines?[0m",
+}
+
+
+@pytest.mark.parametrize(("words", "line"), WORDS.items())
+def test_what_looks_like_a_secret_in_the_words_of_others_is_masked(words: str, line: str) -> None:
+    assert masked(words) == line
+
+
+def test_a_known_secret_is_masked_whatever_it_looks_like() -> None:
+    assert masked("+ echo horse staple", "horse staple") == "+ echo ***"
+
+
+@pytest.mark.parametrize("piece", ["=", "+", "a=", "ab/", "token", "token=", "--a", "1", "- "])
+def test_a_bar_of_progress_is_masked_in_time_that_grows_with_its_length(piece: str) -> None:
+    """A quadratic search would take minutes, and end with the time limit of the suite."""
+    for _ in range(4):
+        assert masked(piece * (64_000 // len(piece)))

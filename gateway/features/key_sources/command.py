@@ -83,8 +83,9 @@ class _Run(asyncio.SubprocessProtocol):
         self._open_pipes = {OUTPUT, ERRORS}
 
     def errors(self) -> str:
-        """Return the last words of the error output, without what looks like a secret."""
-        return masked(self._errors.decode("utf-8", "replace"))
+        """Return the last words of the error output, without what looks like a secret. A shell that traces its commands
+        repeats the output there, so that is masked, too."""
+        return masked(self._errors.decode("utf-8", "replace"), self.output.decode("utf-8", "replace").strip())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == ERRORS:

@@ -93,7 +93,7 @@ class TokenEndpoint:
 def _refusal(status: int, fields: Mapping[str, Any], secret: str) -> NoCredentials:
     code, words = fields.get("error"), fields.get("error_description")
     named = f": {code}" if isinstance(code, str) and _ERROR.fullmatch(code) and code != secret else ""
-    detail = masked(words.replace(secret, "***")) if isinstance(words, str) else ""
+    detail = masked(words, secret) if isinstance(words, str) else ""
     return NoCredentials(f"it answers with status {status}{named}", detail)
 
 

@@ -200,6 +200,13 @@ async def test_a_command_gets_no_input_and_much_error_output_stops_nothing() -> 
     assert command.MAX_OUTPUT < 3000 * 41
 
 
+async def test_what_a_failing_command_printed_is_not_in_its_error_output() -> None:
+    with pytest.raises(NoCredentials) as raised:
+        await run("set -x; echo horse; false")
+    assert "echo" in raised.value.detail
+    assert "horse" not in raised.value.detail
+
+
 FAULTS = {
     "api_key_file: missing.txt": "backends.main.api_key_file: missing.txt: it cannot be read: No such file",
     "api_key_file: empty.txt": "backends.main.api_key_file: empty.txt: the text is empty",
