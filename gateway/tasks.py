@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -94,7 +95,8 @@ async def restart_on_failure(job: Callable[[], Coroutine[Any, Any, None]], backo
             return await job()
         except Exception as error:
             delay_s = backoff.next_delay(time() - since)
-            fields = {"job": getattr(job, "__qualname__", ""), "again_in_s": delay_s}
+            name = getattr(job.func if isinstance(job, partial) else job, "__qualname__", "")
+            fields = {"job": name, "again_in_s": delay_s}
             LOG.error("a part of the gateway has failed and is restarted", exc_info=error, extra={"fields": fields})
         await asyncio.sleep(delay_s)
 

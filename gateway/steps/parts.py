@@ -41,7 +41,7 @@ from gateway.steps.metering import Meter, MeterCore, meter_opener
 from gateway.steps.recording import RecordedState, Recording
 from gateway.steps.resources import Resources, resources_opener
 from gateway.subjects import SubjectDigests, SubjectsOf, subject_key
-from gateway.tasks import Background, run_in
+from gateway.tasks import Background, restart_on_failure, run_in
 from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
@@ -262,7 +262,7 @@ def _build_inputs(
         stack.push_async_callback(pool.close)
     for endpoint in (endpoint for pool in pools.values() for endpoint in pool.endpoints):
         for task in endpoint.upstream.tasks:
-            run_in(stack, task(endpoint))
+            run_in(stack, restart_on_failure(partial(task, endpoint)))
     prices = tariffs_of(config, clock.wall)
     return PartsInputs(
         config=config,

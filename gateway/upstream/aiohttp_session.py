@@ -171,8 +171,15 @@ def _protocol_of(connection: Connection) -> OneAnswerProtocol:
     return protocol
 
 
+class NoTunnel(aiohttp.ClientConnectionError):
+    """A proxy has opened no way to the server, so nothing of the request was sent. The message names no address."""
+
+
 class BoundedConnector(aiohttp.TCPConnector):
-    """`BoundedConnector` records which requests had to open a connection, and lends none that has unread bytes."""
+    """`BoundedConnector` records which requests had to open a connection, and lends none that has unread bytes.
+
+    The timeout of a connection covers name lookup, TCP, the tunnel of a proxy, and TLS together.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -194,7 +201,15 @@ class BoundedConnector(aiohttp.TCPConnector):
         connection = CURRENT_CONNECTION.get()
         if connection is not None:
             connection.reused = False
-        return await super()._create_connection(req, traces, timeout)
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                return await super()._create_connection(req, traces, timeout)
+        except aiohttp.ClientHttpProxyError as error:
+            raise NoTunnel(f"the proxy answers with status {error.status}") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            if req.proxy is None or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            raise NoTunnel(f"the proxy opens no tunnel ({type(error).__name__})") from None
 
 
 def open_session(

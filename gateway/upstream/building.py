@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -59,12 +60,13 @@ def batching(backend: Backend, section: RemoteBackendSection, clock: Clock, *, s
     return batched
 
 
-def metrics_tasks(url: str | None, models: ModelNames) -> list[UpstreamTask]:
-    """Return the task that reads the metrics of an upstream's server; none without their URL."""
+def metrics_tasks(url: str | None, models: ModelNames, tls: ssl.SSLContext | None = None) -> list[UpstreamTask]:
+    """Return the task that reads the metrics of an upstream's server; none without their URL. `tls` is as the
+    backend sets it."""
     if url is None:
         return []
     reader = import_module("gateway.upstream.server_metrics").MetricsReader  # few backends have such a URL
-    return [lambda endpoint: reader(endpoint, url, models.upstream_names).run()]
+    return [lambda endpoint: reader(endpoint, url, models.upstream_names, tls).run()]
 
 
 def model_names(section: RemoteBackendSection) -> ModelNames:

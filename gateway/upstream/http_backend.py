@@ -62,6 +62,7 @@ from gateway.upstream.http_client import (
     Opening,
     UpstreamRequest,
     UpstreamResponse,
+    failure_of,
     refusal_of,
 )
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
@@ -405,7 +406,7 @@ class HttpBackend(LimitedBackend):
             if isinstance(error, NoCredentials):
                 raise self._to_gateway_error(error) from None
             if isinstance(error, aiohttp.ClientError | OSError):
-                raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
+                raise self._to_gateway_error(failure_of(error)) from None
             raise
         finally:
             CURRENT_HANDSHAKE.set(None)

@@ -15,9 +15,16 @@ from yarl import URL
 
 from gateway.errors import GatewayError
 from gateway.tasks import cancel_and_wait, spawn
-from gateway.upstream.aiohttp_session import CURRENT_CONNECTION, AiohttpSession, PooledConnection
+from gateway.upstream.aiohttp_session import CURRENT_CONNECTION, AiohttpSession, NoTunnel, PooledConnection
 from gateway.upstream.http1.client import Client
-from gateway.upstream.http1.errors import ConnectFailed, ConnectionBroken, ConnectTimedOut, ExchangeFailed, TimedOut
+from gateway.upstream.http1.errors import (
+    ConnectFailed,
+    ConnectionBroken,
+    ConnectTimedOut,
+    ExchangeFailed,
+    TimedOut,
+    describe_connect_error,
+)
 from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines, header_lines, request_opening
 
 
@@ -128,6 +135,7 @@ class Identity(Protocol):
 
 
 REFUSALS = frozenset({401, 403})  # statuses that may be about credentials which have ended
+PROXY_AUTHENTICATION_REQUIRED = 407  # of a proxy, never of the server behind it (RFC 9110, section 15.5.8)
 AZURE_KEY = "api-key"  # the header with the key of Azure's dated API
 
 
@@ -218,17 +226,24 @@ class AiohttpClient:
         try:
             async with asyncio.timeout_at(deadline):
                 try:
-                    return _Answer(await attempt(), self._finishing)
+                    return self._answer_of(await attempt())
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
                     resent = request.repeatable and isinstance(body, bytes) and connection.reused
                     if not resent or not self._may_resend():
                         raise
-                    return _Answer(await attempt(), self._finishing)
+                    return self._answer_of(await attempt())
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             if refused:
                 raise refused[0] from None
-            failure = _failure(error)
+            failure = failure_of(error)
             raise (failure.after_resend() if resent else failure) from None
+
+    def _answer_of(self, response: aiohttp.ClientResponse) -> UpstreamResponse:
+        """Return the answer of the server. Raise `NoTunnel` for that of a proxy, which sent nothing on."""
+        if response.status == PROXY_AUTHENTICATION_REQUIRED and self._session.proxy is not None:
+            response.close()
+            raise NoTunnel(f"the proxy answers with status {PROXY_AUTHENTICATION_REQUIRED}")
+        return _Answer(response, self._finishing)
 
     async def close(self) -> None:
         await cancel_and_wait(*self._finishing)
@@ -245,13 +260,17 @@ async def _noting_refusal(body: AsyncIterator[bytes], refused: list[GatewayError
         raise
 
 
-def _failure(error: Exception) -> ExchangeFailed:
+def failure_of(error: Exception) -> ExchangeFailed:
+    """Return the error of aiohttp as one of `gateway.upstream.http1.errors`."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return ConnectTimedOut("no connection was established in time")
     if isinstance(error, TimeoutError):
         return TimedOut("nothing came in time")
+    if isinstance(error, NoTunnel):
+        return ConnectFailed(str(error))
     if isinstance(error, aiohttp.ClientConnectorError):
-        return ConnectFailed(type(error).__name__)
+        words = describe_connect_error(error.os_error)
+        return ConnectFailed(f"its proxy: {words}" if isinstance(error, aiohttp.ClientProxyConnectionError) else words)
     return ExchangeFailed(type(error).__name__)
 
 

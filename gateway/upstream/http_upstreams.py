@@ -87,7 +87,7 @@ class HttpUpstreams:
             provider=section.adapter,
             models=models,
             own_account=own_account,
-            tasks=metrics_tasks(address.metrics_url, models),
+            tasks=metrics_tasks(address.metrics_url, models, session.tls),
         )
 
 
@@ -138,7 +138,7 @@ def proxy_of(setting: str | None, url: str, environ: Mapping[str, str]) -> str |
     names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
     name = next((name for name in names if environ.get(name)), None)
     excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    if name is None or resolve_name("requests.utils:should_bypass_proxies")(url, excluded):
+    if name is None or resolve_name("gateway.upstream.no_proxy:is_direct")(url, excluded):
         return None
     value = environ[name]
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -23,6 +24,7 @@ LOG = logging.getLogger("nearhit.models")
 READ_EVERY_S = 1.0  # Triton computes its gauges at each read, and its GPU metrics every 2 s
 TIMEOUT_S = 2.0  # of one read; so no figure is older than this and the pause together
 MAX_VALUE = 2.0**53  # above every count and every memory; a sum of such samples is a number
+MAX_SHARE = 1.05  # of a share: rounding, and no percentage
 MAX_BYTES = 4 * 2**20  # of a page; a server with a hundred models has some 200 kB
 
 
@@ -35,6 +37,8 @@ class _Fact(Enum):
     GPU_UTILIZATION = auto()
     GPU_MEMORY = auto()
 
+
+_SHARES = frozenset({_Fact.KV_CACHE, _Fact.GPU_UTILIZATION})
 
 # By name, and by a label where the name alone does not tell.
 _GAUGES: Mapping[str, _Fact | Mapping[str, _Fact]] = {
@@ -86,7 +90,7 @@ class ServerMetrics:
 
 def metrics_of(page: str, models: Sequence[str]) -> ServerMetrics:
     """Return what the page says of a server, and of these models if the server has several. Samples that are no
-    numbers, negative or above `MAX_VALUE` are left out. Pure."""
+    numbers, negative or above `MAX_VALUE` are left out, and so are shares above `MAX_SHARE`. Pure."""
     found: dict[_Fact, dict[str, float]] = {fact: {} for fact in _Fact}
     for fact, part, value in _samples(page, models):
         found[fact][part] = max(value, found[fact].get(part, 0.0))
@@ -113,8 +117,8 @@ def _samples(page: str, models: Sequence[str]) -> Iterator[tuple[_Fact, str, flo
             value = float(text)
         except ValueError:
             continue
-        if 0 <= value <= MAX_VALUE:
-            yield fact, _RANKS.sub("", labels), value
+        if 0 <= value <= (MAX_SHARE if fact in _SHARES else MAX_VALUE):
+            yield fact, _RANKS.sub("", labels), min(value, 1.0) if fact in _SHARES else value
 
 
 def _is_of(labels: str, models: Sequence[str]) -> bool:
@@ -126,26 +130,30 @@ class MetricsReader:
     """`MetricsReader` keeps `server_load` of an upstream up to date.
 
     The upstream counts only the gateway's own calls while the server does not answer. The log has one line then, and
-    one when it answers again. The server gets no credentials.
+    one when it answers again. The server gets no credentials, but it may ask for the client certificate of `tls`.
     """
 
-    def __init__(self, endpoint: Upstream, url: str, models: Sequence[str]) -> None:
+    def __init__(self, endpoint: Upstream, url: str, models: Sequence[str], tls: ssl.SSLContext | None = None) -> None:
         self._endpoint = endpoint
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._url = url
         self._models = models
         self._is_away = False
 
     async def run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            while True:
-                await self.read(session)
-                await asyncio.sleep(READ_EVERY_S)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                while True:
+                    await self.read(session)
+                    await asyncio.sleep(READ_EVERY_S)
+        finally:
+            self._endpoint.server_load = ServerLoad()  # whatever ends the reader, its last figures do not stay
 
     async def read(self, session: aiohttp.ClientSession) -> None:
         """Read the metrics once."""
         try:
-            async with session.get(self._url, allow_redirects=False) as answer:
+            async with session.get(self._url, allow_redirects=False, ssl=self._tls) as answer:
                 if answer.status != 200:
                     raise aiohttp.ClientError(f"status {answer.status}")
                 page = b""

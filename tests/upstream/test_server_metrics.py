@@ -11,12 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import KV_BUSY, KV_FULL_FACTOR, kv_factor
-from gateway.upstream.server_metrics import ServerMetrics, metrics_of
+from gateway.upstream.server_metrics import MetricsReader, ServerMetrics, metrics_of
 from gateway.upstream.upstream import ServerLoad
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, serving
@@ -88,6 +89,10 @@ ASKED = CallFeatures(route="default")
         (TGI, [], ServerMetrics(3, 8)),
         (TENSORRT, ["ensemble"], ServerMetrics(1, 2, 0.1)),
         (NONSENSE, [], ServerMetrics()),
+        (OLD_VLLM.replace("0.25", "45.5"), [], ServerMetrics(4, 1)),  # a percentage
+        (OLD_VLLM.replace("0.25", "1.0001"), [], ServerMetrics(4, 1, 1.0)),
+        (OLD_VLLM.replace("0.25", "-0.1"), [], ServerMetrics(4, 1)),
+        (PAGE.replace("0.75", "75"), ["light"], ServerMetrics(6, None, None, 0.25, 1.5e9)),
         ("<html>not metrics</html>", ["light"], ServerMetrics()),
         ("", ["light"], ServerMetrics()),
     ],
@@ -183,6 +188,27 @@ async def test_the_upstream_with_fewer_calls_of_others_is_chosen(
         with caplog.at_level(logging.INFO, "nearhit.models"):
             pages["b"] = TGI
             await until(lambda: "the server's metrics are read" in caplog.text)
+
+
+async def test_a_reader_of_metrics_that_fails_is_started_again_and_leaves_no_figure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tasks.FIRST_PAUSE_S", 0.01)
+    read = MetricsReader.read
+    async with two_servers(tmp_path) as (served, _, _):
+        await until(lambda: shown(served, 0)["queued_elsewhere"] == 11)
+        failed = asyncio.Event()
+
+        async def fails_once(reader: MetricsReader, session: aiohttp.ClientSession) -> None:
+            if failed.is_set():
+                return await read(reader, session)
+            failed.set()
+            raise LookupError("as of a library")
+
+        monkeypatch.setattr(MetricsReader, "read", fails_once)
+        await until(lambda: failed.is_set() and 0 in [shown(served, i)["queued_elsewhere"] for i in (0, 1)])
+        await until(lambda: [shown(served, i)["queued_elsewhere"] for i in (0, 1)] == [11, 11])
+    assert "a part of the gateway has failed and is restarted" in caplog.text
 
 
 def test_a_gateway_without_metrics_urls_does_not_import_their_reader() -> None:

@@ -16,7 +16,9 @@ from aiohttp import web
 from gateway.config.load import read_config
 from gateway.errors import StartupError
 from gateway.upstream.http_upstreams import proxy_of
+from gateway.upstream.no_proxy import is_direct
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
+from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
 
 
@@ -151,6 +153,111 @@ async def test_calls_go_through_the_proxy_of_their_backend(
     assert base64.b64decode(proxy.credentials[0].removeprefix("Basic ")) == b"me:secret"
 
 
+PROXY_FAULTS = {
+    "credentials": (b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 6\r\n\r\nsecret", "status 407"),
+    "a refusal": (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "status 403"),
+    "a close": (b"", "the proxy opens no tunnel"),
+    "nonsense": (b"SSH-2.0-OpenSSH\r\n\r\n", "the proxy opens no tunnel"),
+    "silence": (None, "sent no answer in time"),
+    "silence in the tunnel": (b"HTTP/1.1 200 OK\r\n\r\n", "sent no answer in time"),
+}
+
+
+@pytest.mark.parametrize(("answer", "words"), PROXY_FAULTS.values(), ids=PROXY_FAULTS)
+async def test_a_proxy_that_opens_no_tunnel_is_named_soon_and_another_backend_answers(
+    upstream: Upstream, tmp_path: Path, answer: bytes | None, words: str
+) -> None:
+    asked: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer or b"")
+        if answer is None or b" 200 " in answer:
+            await reader.read(-1)
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        timeouts = {"connect": "500ms", "first_byte": "10m", "total": "10m"}
+        common = {"adapter": "openai", "timeouts": timeouts, "proxy": proxy, "retries": {"attempts": 1}}
+        backends = {
+            "main": {**common, "url": "https://models.example/v1"},
+            "other": {"adapter": "openai", "url": upstream.url},
+        }
+        async with gateway_of(config_of(tmp_path, backends), NO_CACHE) as served:
+            refusal = await served.chat("a")
+            assert (refusal.status, words in str(refusal.body)) == (504 if "in time" in words else 502, True), str(
+                refusal.body
+            )
+            assert "secret" not in str(refusal.body)
+        assert asked[0].startswith(b"CONNECT models.example:443 HTTP/1.1\r\n")
+        policy = NO_CACHE.replace("route: {backend: main}", "route: {backend: main, fallback: [other]}")
+        async with gateway_of(config_of(tmp_path, backends), policy) as served:
+            assert (await served.chat("a")).status == 200
+
+
+async def test_credentials_that_a_proxy_wants_for_a_plain_call_are_no_answer_of_the_server(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    async def refuse(request: web.Request, _: object) -> web.StreamResponse:
+        return web.Response(status=407, headers={"Proxy-Authenticate": "Basic"})
+
+    upstream.answer = refuse
+    proxy = upstream.url.removesuffix("/v1")
+    backends = {"main": {"adapter": "openai", "url": "http://models.example/v1", "proxy": proxy}}
+    async with gateway_of(config_of(tmp_path, backends), NO_CACHE) as served:
+        refusal = await served.chat("a")
+    assert (refusal.status, "the proxy answers with status 407" in str(refusal.body)) == (502, True)
+
+
+async def test_a_tunnel_to_an_address_of_ipv6_names_it_in_brackets(tmp_path: Path) -> None:
+    heads: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        backends = {"main": {"adapter": "openai", "url": "https://[fd00::5]:8443/v1", "proxy": proxy}}
+        async with gateway_of(config_of(tmp_path, backends), NO_CACHE) as served:
+            assert (await served.chat("a")).status == 502
+    line, host, *_ = heads[0].split(b"\r\n")
+    assert (line, host) == (b"CONNECT [fd00::5]:8443 HTTP/1.1", b"Host: [fd00::5]:8443")
+
+
+LAST = "  - {name: default, match: {}, cache: {exact: off, semantic: off}, route: {backend: plain}}\n"
+
+
+@pytest.mark.parametrize("client", ["own", "aiohttp"])
+async def test_both_clients_say_alike_why_there_is_no_connection(
+    authority: trustme.CA, tmp_path: Path, client: str
+) -> None:
+    stranger = trustme.CA()
+    async with over_tls(authority, authority) as (url, _):
+        written(tmp_path, stranger, "one.example")
+        common = {"adapter": "openai", "client": client, "retries": {"attempts": 1}}
+        trusting = {"ca": str(tmp_path / "authority.pem")}
+        authority.cert_pem.write_to_path(trusting["ca"])
+        stranger_of = {**trusting, "certificate": str(tmp_path / "client.pem"), "key": str(tmp_path / "client.key")}
+        backends = {
+            "untrusted": {**common, "url": url, "tls": {"ca": str(tmp_path / "ca.pem")}},
+            "plain": {**common, "url": url.replace("https", "http")},
+            "refused": {**common, "url": f"http://127.0.0.1:{free_ports(1)[0]}/v1"},
+            "stranger": {**common, "url": url, "tls": stranger_of},
+        }
+        routes = "".join(
+            f"  - {{name: {name}, match: {{model: {name}}}, cache: {{exact: off, semantic: off}}, "
+            f"route: {{backend: {name}}}}}\n"
+            for name in backends
+        )
+        async with gateway_of(config_of(tmp_path / "data", backends), f"version: 1\nroutes:\n{routes}{LAST}") as served:
+            refusals = {name: (await served.chat("a", model=name)) for name in backends}
+    assert {each.status for each in refusals.values()} == {502}
+    assert "its certificate is not trusted" in str(refusals["untrusted"].body)
+    assert "connection refused" in str(refusals["refused"].body)
+
+
 ENVIRON = {
     "https_proxy": "http://low:1",
     "HTTPS_PROXY": "http://up:1",
@@ -165,6 +272,45 @@ WAYS: dict[tuple[str | None, str], str | None] = {
     ("environment", "https://x.corp/v1"): None,
     ("environment", "https://10.0.0.1:8443/v1"): None,
 }
+DIRECT = {
+    "10.0.0.0/8": ["https://10.1.2.3:8443"],
+    "10.1.2.3:8443": ["https://10.1.2.3:8443"],
+    "10.1.2.3:443": ["https://10.1.2.3"],
+    "fd00::/8": ["https://[fd00::5]:8443", "https://[fd00:0::5]"],
+    "[fd00::5]:8443": ["https://[fd00::5]:8443"],
+    "[fd00::5]": ["https://[fd00::5]", "https://[fd00::5]:1"],
+    "fd00:0::5": ["https://[fd00::5]"],
+    "::ffff:10.1.2.3": ["https://10.1.2.3"],
+    "example.com": ["https://example.com", "https://a.example.com:1", "https://EXAMPLE.com.", "http://b.a.example.com"],
+    ".example.com": ["https://example.com", "https://a.example.com"],
+    "*.example.com": ["https://a.example.com"],
+    "example.com:8443": ["https://a.example.com:8443"],
+    "example.com:443": ["https://example.com"],
+    "example.com:80": ["http://example.com"],
+    "EXAMPLE.com.": ["https://a.example.com"],
+    "foo bar.org\texample.com": ["https://a.example.com"],
+    "foo, *": ["https://a.example.com", "https://[::1]:5", "https://10.0.0.1"],
+}
+PROXIED = {
+    "10.1.2.3:8443": ["https://10.1.2.3:8444", "https://10.1.2.3"],
+    "[fd00::5]:8443": ["https://[fd00::5]"],
+    "::1": ["https://[ff::1]", "https://10.0.0.1"],
+    "example.com": ["https://badexample.com", "https://example.com.evil", "https://com"],
+    "example.com:8443": ["https://a.example.com", "https://badexample.com:8443"],
+    "0.0.1": ["https://10.0.0.1"],
+    "10.0.0.0/99": ["https://10.0.0.1"],
+    ",, .,*.": ["https://a.b", "https://10.0.0.1"],
+}
+
+
+@pytest.mark.parametrize(("excluded", "urls"), DIRECT.items(), ids=DIRECT)
+def test_what_no_proxy_lists_is_called_directly(excluded: str, urls: list[str]) -> None:
+    assert [url for url in urls if not is_direct(url, excluded)] == []
+
+
+@pytest.mark.parametrize(("excluded", "urls"), PROXIED.items(), ids=PROXIED)
+def test_what_no_proxy_does_not_list_goes_through_the_proxy(excluded: str, urls: list[str]) -> None:
+    assert [url for url in urls if is_direct(url, excluded)] == []
 
 
 @pytest.mark.parametrize(("asked", "way"), WAYS.items())

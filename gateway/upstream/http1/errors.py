@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+
 
 class ExchangeFailed(Exception):
     """`ExchangeFailed` is the base of all errors. If `sent` is False, no byte of the request has reached the server."""
@@ -57,3 +60,18 @@ class TimedOut(ExchangeFailed):
 
 class UploadFailed(ExchangeFailed):
     """The request body is longer or shorter than its Content-Length."""
+
+
+def describe_connect_error(error: OSError) -> str:
+    """Describe why there is no connection, without an address."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "WRONG_VERSION_NUMBER":
+            return "it does not speak TLS: is its url http:// rather than https://?"
+        return f"the TLS handshake failed: {error.reason or 'no reason given'}"
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return f"no connection ({type(error).__name__})"

@@ -12,7 +12,7 @@ from typing import Any
 from aiohappyeyeballs import start_connection
 
 from gateway.upstream.http1.connection import ClientConnection
-from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, PoolExhausted
+from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, PoolExhausted, describe_connect_error
 from gateway.upstream.http1.headers import HeaderNames, Origin
 from gateway.upstream.http1.parser import ResponseHeadCache
 
@@ -58,7 +58,7 @@ class Connector:
             raise ConnectTimedOut("no connection was established in time") from None
         except OSError as error:  # includes ssl.SSLError and socket.gaierror
             self._addresses = []
-            raise ConnectFailed(_describe(error)) from None
+            raise ConnectFailed(describe_connect_error(error)) from None
 
     async def _open(self, factory: ConnectionFactory) -> ClientConnection:
         loop = asyncio.get_running_loop()
@@ -103,21 +103,6 @@ class Connector:
                 self._addresses, self._addresses_expire_at = list(addresses), loop.time() + DNS_TTL_S
             self._addresses.append(self._addresses.pop(0))  # rotate: each connection starts with the next address
             return list(self._addresses)
-
-
-def _describe(error: OSError) -> str:
-    """Describe the error without naming an address."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        if error.reason == "WRONG_VERSION_NUMBER":
-            return "it does not speak TLS: is its url http:// rather than https://?"
-        return f"the TLS handshake failed: {error.reason or 'no reason given'}"
-    if isinstance(error, socket.gaierror):
-        return "its name cannot be resolved"
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    return f"no connection ({type(error).__name__})"
 
 
 MAX_WAITING = 1024
