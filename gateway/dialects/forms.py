@@ -76,8 +76,10 @@ def _parts(parser: PushMultipartParser, body: bytes) -> Iterator[FormPart]:
 
 
 def _is_plain(head: MultipartSegment) -> bool:
-    parameters = parse_options_header(head.header("Content-Disposition", ""))[1]
-    return parameters.keys() <= {"name", "filename"} and all(name in _HEADERS for name, _ in head.headerlist)
+    disposition = head.header("Content-Disposition", "")
+    parameters = parse_options_header(disposition)[1]
+    is_known = parameters.keys() <= {"name", "filename"} and "filename*" not in disposition.lower()
+    return is_known and all(name in _HEADERS for name, _ in head.headerlist)
 
 
 def write_form(parts: Sequence[FormPart]) -> tuple[bytes, str]:

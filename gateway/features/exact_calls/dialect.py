@@ -25,6 +25,7 @@ from gateway.outcomes import Admission, Bypass
 from gateway.prices import Tokens, Unit
 
 NO_TOKENS = Tokens()
+JSON = ("json", "*/*", "application/*")  # parts of an Accept header that admit JSON
 
 
 class ExactCalls(Unstreamed):
@@ -34,9 +35,16 @@ class ExactCalls(Unstreamed):
     accepted_by = None
     operation = ""
     unit: Unit | None = None  # by which providers bill the calls, besides tokens
+    forms: Sequence[str] = JSON  # of answers that may be cached: parts of an Accept header, which is in no key
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         raise NotImplementedError
+
+    def check_accept(self, headers: Mapping[str, str]) -> None:
+        """Raise `BadRequest` if a client wants an answer that is never cached, such as a picture as it is."""
+        accepted = headers.get("accept", "").lower()
+        if accepted and not any(form in accepted for form in self.forms):
+            raise BadRequest("another kind of answer than JSON is wanted")
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         assert call.body_bytes is not None
@@ -81,13 +89,17 @@ class ExactCalls(Unstreamed):
         )
 
     def call_of_form(self, path: str, form: Form, defaults: Mapping[str, str]) -> Call:
-        """Return the call of a form. Raise `BadRequest` if it names two models or users."""
+        """Return the call of a form. Raise `BadRequest` if it names two models or prompts, or content by a
+        link."""
+        if has_link(form.fields, everywhere=True):
+            raise BadRequest("the content is behind a link, and may change")
+        prompt = form.value("prompt") or ""
         return self.call(
             {FORM: form},
             lambda: form.canonical(path, defaults),
             form.written,
             model=form.value("model") or "",
-            texts=lambda _: form.value("prompt") or "",
+            texts=lambda _: prompt,
             user=form.value("user"),
         )
 
@@ -128,6 +140,7 @@ class JsonCalls(ExactCalls):
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         """Return the call. Raise `BadRequest`, and `PayloadTooLarge` beyond `MAX_BODY_KEYS`."""
+        self.check_accept(headers)
         check_keys(body, MAX_BODY_KEYS)
         fields, written = read_object(body)
         check_model(fields)

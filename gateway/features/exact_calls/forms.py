@@ -37,8 +37,11 @@ class Form(Content):
             yield from (name, *values)
 
     def value(self, name: str) -> str | None:
-        """Return the value of a field, or None. Raise `BadRequest` if it occurs twice, as servers then differ."""
+        """Return the value of a field, or None. Raise `BadRequest` if it occurs twice, or as a file: servers then
+        differ."""
         values = self.fields.get(name, ())
+        if any(file[0] == name for file in self.files):
+            raise BadRequest(f"the field '{name}' is a file: expected a text", param=name)
         if len(values) > 1:
             raise BadRequest(f"the field '{name}' occurs twice: expected it once", param=name)
         return values[0] if values else None
@@ -61,6 +64,8 @@ def read_form(body: bytes, headers: Mapping[str, str]) -> Form:
     content_type = headers.get("content-type", "")
     if not is_form(content_type):
         raise BadRequest("the Content-Type is invalid: expected multipart/form-data")
+    if _charset_of(content_type) not in CHARSETS:
+        raise BadRequest("the form is no text in UTF-8")
     fields: dict[str, tuple[str, ...]] = {}
     files, parts = [], parse_form(body, content_type)
     for part in parts:
@@ -76,10 +81,15 @@ def read_form(body: bytes, headers: Mapping[str, str]) -> Form:
 
 
 def _text_of(part: FormPart) -> str:
-    kind, parameters = parse_options_header(part.content_type or "text/plain")
-    if kind != "text/plain" or parameters.get("charset", "").lower() not in CHARSETS:
+    content_type = part.content_type or "text/plain"
+    if parse_options_header(content_type)[0] != "text/plain" or _charset_of(content_type) not in CHARSETS:
         raise BadRequest("a field of the form is no text in UTF-8", param=part.name)
     try:
         return part.data.decode()
     except UnicodeDecodeError:
         raise BadRequest("a field of the form is no text in UTF-8", param=part.name) from None
+
+
+def _charset_of(content_type: str) -> str:
+    charset: str = parse_options_header(content_type)[1].get("charset", "")
+    return charset.lower()

@@ -19,7 +19,6 @@ from gateway.dialects.usage import AnswerUsage
 from gateway.errors import BadRequest
 from gateway.features.exact_calls.dialect import JsonCalls
 from gateway.features.exact_calls.forms import read_form
-from gateway.features.exact_calls.links import has_link
 from gateway.outcomes import Admission
 from gateway.prices import Unit
 
@@ -41,14 +40,13 @@ class Images(JsonCalls):
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         if not is_form(headers.get("content-type", "")):
             return super().parse(path, body, headers)
+        self.check_accept(headers)
         form = read_form(body, headers)
         seed = form.value("seed") or ""
         if not (seed.isascii() and seed.isdecimal()):
             raise BadRequest("the form has no seed", param="seed")
         if form.is_on("stream") or form.value("response_format") == LINK:
             raise BadRequest("a stream, or a link, passes through")
-        if has_link(form.fields, everywhere=True):
-            raise BadRequest("a picture is behind a link, and may change")
         return self.call_of_form(path, form, FORM_DEFAULTS)
 
     def check(self, fields: Mapping[str, Any]) -> None:

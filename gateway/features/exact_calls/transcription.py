@@ -14,7 +14,7 @@ from gateway.dialects.known import path_of
 from gateway.dialects.operations import seconds_of_upload
 from gateway.dialects.usage import AnswerUsage, UsageReader
 from gateway.errors import BadRequest
-from gateway.features.exact_calls.dialect import ExactCalls
+from gateway.features.exact_calls.dialect import JSON, ExactCalls
 from gateway.features.exact_calls.forms import FORM, read_form
 from gateway.outcomes import Admission
 from gateway.prices import Unit
@@ -30,8 +30,10 @@ class Transcription(ExactCalls):
     name = operation = "transcription"
     path = path_of("transcription")
     unit = Unit.MINUTE
+    forms = (*JSON, "text/")
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        self.check_accept(headers)
         form = read_form(body, headers)
         if not form.files:
             raise BadRequest("the form has no file: expected a recording", param="file")

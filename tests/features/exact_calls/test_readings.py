@@ -86,12 +86,68 @@ def test_values_of_one_field_keep_their_order_and_fields_do_not() -> None:
         (FormPart("prompt", None, "text/plain; charset=utf-16", b"a"), SOUND),
         (FormPart("prompt", None, None, b"\xff"), SOUND),
         (field("model", "m"),),
+        (FormPart("model", "m.txt", None, b"m"), SOUND),
+        (FormPart("stream", "s.txt", None, b"true"), SOUND),
+        (field("prompt", "a"), field("prompt", "b"), SOUND),
+        (field("url", "https://sounds/1.mp3"), SOUND),
     ],
-    ids=["two models", "a stream", "JSON", "another charset", "no text", "no file"],
+    ids=[
+        "two models",
+        "a stream",
+        "JSON",
+        "another charset",
+        "no text",
+        "no file",
+        "a model in a file",
+        "a stream in a file",
+        "two prompts",
+        "a recording behind a link",
+    ],
 )
 def test_a_form_that_two_servers_may_read_differently_is_no_call(parts: tuple[FormPart, ...]) -> None:
     with pytest.raises(BadRequest):
         transcribed(*parts)
+
+
+PART = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nsound\r\n'
+FORM_TYPE = "multipart/form-data; boundary=B"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "headers"),
+    [
+        (PART, f"{FORM_TYPE}; charset=iso-8859-1", {}),
+        (PART.replace(b'"a.wav"', b"\"a.wav\"; filename*=UTF-8''b.mp3"), FORM_TYPE, {}),
+        (PART.replace(b"\r\n\r\n", b"\r\nContent-Transfer-Encoding: base64\r\n\r\n"), FORM_TYPE, {}),
+        (PART.replace(b"\r\n", b"\n"), FORM_TYPE, {}),
+        (PART.replace(b' name="file";', b""), FORM_TYPE, {}),
+        (PART, f"{FORM_TYPE}; boundary=C", {}),
+        (PART, FORM_TYPE, {"accept": "audio/mpeg"}),
+    ],
+)
+def test_a_form_that_is_written_in_an_odd_way_is_no_call(body: bytes, kind: str, headers: dict[str, str]) -> None:
+    path, end = "/v1/audio/transcriptions", b"--B--\r\n"
+    with pytest.raises(BadRequest):
+        TRANSCRIPTION.parse(path, body + end, {"content-type": kind, **headers})
+    assert TRANSCRIPTION.parse(
+        path, PART + end, {"content-type": 'Multipart/Form-Data; Boundary="B"', "accept": "text/plain"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_call"),
+    [("", True), ("*/*", True), ("application/json", True), ("application/*;q=0.5", True), ("text/html, */*", True),
+     ("image/png", False), ("application/msgpack", False), ("text/plain", False)],
+)  # fmt: skip
+def test_a_client_that_takes_no_json_gets_none_from_the_cache(accept: str, is_call: bool) -> None:
+    """The header is in no key, so a picture as it is and one in JSON would share an entry."""
+    body = json.dumps({"prompt": "a fjord", "seed": 7}).encode()
+    try:
+        Images().parse("/v1/images/generations", body, {"accept": accept})
+    except BadRequest:
+        assert not is_call
+    else:
+        assert is_call
 
 
 @pytest.mark.parametrize(("seed", "is_call"), [("7", True), ("", False), ("-1", False), ("٧", False), ("7.5", False)])
