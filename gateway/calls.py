@@ -374,6 +374,10 @@ class Dialect(Protocol):
         by which a client resumes them."""
 
     @property
+    def reads_streams(self) -> bool:
+        """Whether an answer may be a stream of events. One that comes all the same reaches the client byte for byte."""
+
+    @property
     def reforms(self) -> bool:
         """Whether `stored_form` and `client_form` ever change anything."""
 

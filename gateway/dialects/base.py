@@ -20,6 +20,7 @@ class BaseDialect:
     endpoint = Endpoint()
     keep_alive: Event = KEEP_ALIVE
     relays = False
+    reads_streams = True
     reforms = False
     reports_usage = False
     token_count_path: str | None = None

@@ -23,7 +23,7 @@ from gateway.dialects.sse import SSEParser
 from gateway.dialects.structured_answers import FORM_FIELDS
 from gateway.entries import Entry, Vector
 from gateway.errors import StoreUnavailable, UpstreamStreamError
-from gateway.messages import ByteStream, Event, EventStream, FullBody, Provenance, Response
+from gateway.messages import ByteStream, Event, EventStream, FullBody, Provenance, Response, media_type
 from gateway.observability.telemetry import Telemetry
 from gateway.outcomes import Admission, Bypass
 from gateway.ports import Clock, NearbyStore, VectorIndex
@@ -263,7 +263,8 @@ class StoreResponse:
             relayed = self._relay_recorder(request, call, directives, response.provenance, started)
             return replace(response, body=ByteStream(with_observer(body.chunks, relayed)))
         else:
-            self._refuse(request, Admission.TOO_LARGE)
+            is_stream = media_type(response.content_type) == "text/event-stream"
+            self._refuse(request, Admission.MALFORMED if is_stream else Admission.TOO_LARGE)
             return response
         return Response(response.status, response.headers, body, self._as_stored(response.provenance))
 

@@ -88,14 +88,14 @@ class ResponseReader:
         is_stream = dialect is not None and answer.status == 200 and is_event_stream(answer.header_map)
         if is_stream and decode is not None:
             headers = without(headers, "content-encoding")
-        if is_stream and dialect is not None and not dialect.relays:
+        if is_stream and dialect is not None and dialect.reads_streams:
             return await self._events(headers, dialect, b"", decode)
         first = answer.take() if answer.whole else await self._read_first()
         if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
         if is_stream:
             return Response(answer.status, headers, self._relayed(first, dialect, decode))
-        if streams and answer.status == 200 and not dialect.relays:
+        if streams and answer.status == 200 and dialect.reads_streams:
             first = await self._read_beginning(first)
             if begins_event(first) and not coding:
                 return await self._events(without(headers, "content-type") + EVENT_STREAM, dialect, first, decode)
@@ -236,7 +236,7 @@ class ResponseReader:
         return ByteStream(self._stream((first,) if first else (), lambda chunk: (chunk,), tuple))
 
     def _relayed(self, first: bytes, dialect: Dialect, decode: Decode) -> ByteStream:
-        """Return the bytes of a stream. Its events are only read to find its end marker."""
+        """Return the bytes of a stream that the dialect does not read. Its events only tell its end marker."""
         parser: SSEParser | None = SSEParser(self._max_event)
 
         def feed(chunk: bytes) -> Sequence[bytes]:

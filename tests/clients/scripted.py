@@ -26,10 +26,20 @@ def scripted(upstream: Upstream) -> Upstream:
             return await responses(request, call)
         if request.path == "/v1/chat/completions":
             return chat(call)
+        if request.path in ("/v1/rerank", "/v2/rerank"):
+            return web.json_response(ranked(call))
         return await Upstream()._default(request, json.dumps(call).encode())
 
     upstream.answer = answer
     return upstream
+
+
+def ranked(call: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer of Cohere's API: the last document is the best one."""
+    best = len(call["documents"]) - 1
+    document = {"document": {"text": call["documents"][best]}} if call.get("return_documents") else {}
+    meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1.0}}
+    return {"id": "r-1", "results": [{"index": best, "relevance_score": 0.98, **document}], "meta": meta}
 
 
 def chat(call: dict[str, Any]) -> web.Response:

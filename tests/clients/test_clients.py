@@ -80,6 +80,13 @@ async def test_clients_in_python_read_the_same_from_the_cache(
     assert len(upstream.calls) == calls, [call.path for call in upstream.calls]
 
 
+async def test_cohere_ranks_from_the_cache_in_both_versions_of_its_api(speaking: Served, upstream: Upstream) -> None:
+    out = await output_of([python_of(CLIENTS), HERE / "cohere_client.py", speaking.url])
+    said = same_twice(out)
+    assert said == {"v1": "[(1, 0.98)] 1.0", "v2": "[(1, 0.98)] 1.0", "v1-documents": "8080 and 9090"}
+    assert [call.path for call in upstream.calls] == ["/v1/rerank", "/v2/rerank", "/v1/rerank"]
+
+
 async def test_llama_index_reads_the_same_from_the_cache(speaking: Served, upstream: Upstream) -> None:
     same_twice(await output_of([python_of(LLAMA_INDEX), HERE / "llama_index_client.py", f"{speaking.url}/v1"]))
     # chat, tools, one embedding, and of two the one that was missing

@@ -100,6 +100,23 @@ async def test_the_same_call_reaches_the_endpoint_once(
     assert [(call.path, call.json) for call in upstream.calls] == [(path, body)]
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+async def test_what_cohere_s_client_writes_hits(served: Served, upstream: Upstream, version: str) -> None:
+    """The bytes and headers of cohere 7.3.1. `make clients` runs the client itself."""
+    body = b'{"model":"rerank-v3.5","query":"Which ports?","documents":["no idea","8080 and 9090"],"top_n":1}'
+    headers = {
+        "Accept": "*/*", "Accept-Encoding": "gzip, deflate", "User-Agent": "cohere/7.3.1",
+        "X-Fern-Language": "Python", "X-Fern-SDK-Name": "cohere", "X-Fern-SDK-Version": "7.3.1",
+        "Authorization": "Bearer sk", "Content-Type": "application/json",
+    }  # fmt: skip
+    for verdict in ("fwd=miss; stored", "hit; detail=exact"):
+        async with served.session.post(f"{served.url}/{version}/rerank", data=body, headers=headers) as answer:
+            assert await answer.json() == RANKED
+            assert answer.headers["Cache-Status"].startswith(f"nearhit; {verdict}")
+    (call,) = upstream.calls
+    assert (call.path, call.body, call.headers["User-Agent"]) == (f"/{version}/rerank", body, "cohere/7.3.1")
+
+
 async def test_spellings_of_a_call_share_an_entry_and_other_calls_do_not(served: Served, upstream: Upstream) -> None:
     same = [COHERE, dict(reversed(COHERE.items())), {**COHERE, "top_n": 1.0, "return_documents": None}]
     assert await verdicts(served, *(("/v2/rerank", body) for body in same)) == ["miss", "exact", "exact"]
