@@ -13,7 +13,8 @@ class AuthorizedClient:
     """`AuthorizedClient` implements `HttpClient`.
 
     An endpoint that refuses credentials has done nothing else, so a refused request is safe to repeat. It is repeated
-    once, if its body is still there and the identity has other credentials.
+    once, if its body is still there and the identity has other credentials. They are renewed in any case: the next
+    request may be an upload, too.
     """
 
     client: HttpClient
@@ -23,10 +24,11 @@ class AuthorizedClient:
     async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
         sent = await self.identity.authorized(request, self.origin, deadline)
         response = await self.client.send(sent, deadline)
-        if response.status not in REFUSALS or not isinstance(request.body, bytes):
+        if response.status not in REFUSALS:
             return response
         try:
-            if not await self.identity.renew(sent, response, deadline):
+            is_renewed = await self.identity.renew(sent, response, deadline)
+            if not is_renewed or not isinstance(request.body, bytes):
                 return response
             again = await self.identity.authorized(request, self.origin, deadline)
         except ExchangeFailed:  # the refusal tells more

@@ -26,7 +26,11 @@ MAX_EARLY_S = 300.0  # before the end, for tokens of hours: the margin of Azure'
 LAST_S, LAST_SHARE = 10.0, 0.1  # before the end, when a token no longer serves: it must arrive in time
 MIN_LIFE_S = 5.0  # of a token that has ended by our clock, which may be wrong: the endpoint decides
 FAULT_S = 2.0  # after a failed read, in which the fault is the answer: a broken source is not asked by each request
-FRUITLESS_S = 30.0  # after a refusal that no new token mended
+FRUITLESS_S = (
+    30.0  # the longest pause between reads because of refusals: the first is `FAULT_S`, each next one twice it
+)
+MAX_ROUNDS = 8  # that are counted
+FREE_ROUNDS = 3  # such reads without a pause, if each brings another token: keys may change again soon
 
 
 class Token(NamedTuple, Generic[T_co]):
@@ -56,7 +60,8 @@ class SharedToken(Generic[T]):
         self._renew_at = self._ends_at = -math.inf  # monotonic
         self._fault: NoCredentials | None = None  # of the last read
         self._quiet_until = -math.inf  # after a failed read
-        self._fruitless_until = -math.inf
+        self._rounds = 0  # reads because of refusals, each soon after the last
+        self._next_round_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self, until: float) -> T:
@@ -75,16 +80,29 @@ class SharedToken(Generic[T]):
         return self._value
 
     async def renewed(self, refused: T, until: float) -> bool:
-        """Return whether there is another token than one that was refused, once the source was read again."""
+        """Return whether there is another token than one that was refused, once the source was read again.
+
+        An endpoint that refuses every token does not have the source read for each request.
+        """
         if self._value is not None and self._value != refused:
             return True
-        if self._clock.monotonic() < self._fruitless_until:
+        if not self._is_reading and not self._begin_round():
             return False
         await self._read(until)
-        if self._fault is None and self._value != refused:
-            return True
-        self._fruitless_until = self._clock.monotonic() + FRUITLESS_S
-        return False
+        return self._fault is None and self._value != refused
+
+    def _begin_round(self) -> bool:
+        """Return whether the source may be read because of a refusal. The pause until the next such read begins."""
+        now = self._clock.monotonic()
+        if now < self._next_round_at:
+            return False
+        self._rounds = 1 if now - self._next_round_at > FRUITLESS_S else min(self._rounds + 1, MAX_ROUNDS)
+        self._next_round_at = now + min(FRUITLESS_S, FAULT_S * 2 ** (self._rounds - 1))
+        return True
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._reading is not None and not self._reading.done()
 
     async def close(self) -> None:
         if self._reading is not None:
@@ -116,6 +134,8 @@ class SharedToken(Generic[T]):
 
     def _on_token(self, token: Token[T]) -> None:
         now, life_s = self._clock.monotonic(), token.life_s
+        if token.value != self._value and self._rounds < FREE_ROUNDS:
+            self._next_round_at = min(self._next_round_at, now)
         self._value, self._fault = token.value, None
         if life_s is None:
             self._renew_at, self._ends_at = now + REREAD_S, math.inf

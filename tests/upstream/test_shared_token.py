@@ -174,3 +174,46 @@ async def test_an_endpoint_that_refuses_every_token_does_not_have_the_source_rea
     clock.advance(shared_token.FRUITLESS_S)
     assert not await token.renewed(refused, FAR)
     assert constant.reads == 3
+
+
+async def test_an_endpoint_that_refuses_each_new_token_does_not_have_the_source_read_each_time(
+    token: SharedToken, source: Numbered, clock: FakeClock
+) -> None:
+    for _ in range(50):
+        await token.renewed(await token.current(FAR), FAR)
+    assert source.reads == 1 + shared_token.FREE_ROUNDS
+    clock.advance(shared_token.FRUITLESS_S)
+    assert await token.renewed(await token.current(FAR), FAR)
+    assert source.reads == 2 + shared_token.FREE_ROUNDS
+    clock.advance(3 * shared_token.FRUITLESS_S)  # it served: the next refusal is a new matter
+    for _ in range(50):
+        await token.renewed(await token.current(FAR), FAR)
+    assert source.reads == 2 + 2 * shared_token.FREE_ROUNDS
+
+
+async def test_a_source_that_fails_once_at_a_refusal_is_read_again_after_a_moment(
+    token: SharedToken, source: Numbered, clock: FakeClock
+) -> None:
+    refused = await token.current(FAR)
+    source.fault = NoCredentials("away")
+    assert not await token.renewed(refused, FAR)
+    source.fault = None
+    assert not await token.renewed(refused, FAR)
+    clock.advance(shared_token.FAULT_S)
+    assert await token.renewed(refused, FAR)
+    assert source.reads == 3
+
+
+async def test_those_who_come_while_the_source_is_read_because_of_a_refusal_wait_for_it(
+    token: SharedToken, source: Numbered
+) -> None:
+    refused = await token.current(FAR)
+    source.gate.clear()
+    waiting = [asyncio.create_task(token.renewed(refused, FAR)) for _ in range(50)]
+    await until(lambda: source.reads == 2)
+    waiting[0].cancel()
+    late = asyncio.create_task(token.renewed(refused, FAR))
+    await asyncio.sleep(0)
+    source.gate.set()
+    assert await asyncio.gather(*waiting[1:], late) == [True] * 50
+    assert source.reads == 2

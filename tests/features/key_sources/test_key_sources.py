@@ -121,20 +121,27 @@ async def test_a_command_runs_once_for_requests_that_wait_and_again_at_a_401(
     assert "sk-" not in caplog.text
 
 
-async def test_an_upload_that_was_refused_is_not_sent_again_and_gets_the_refusal(
+async def test_an_upload_that_was_refused_is_not_sent_again_and_the_next_one_has_the_new_key(
     upstream: Upstream, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("sk-one")
-    accepting(upstream, "sk-two")
+    accepting(upstream, "sk-one")
     async with keyed(upstream, tmp_path, api_key_command=printing(tmp_path)) as served:
-        (tmp_path / "key").write_text("sk-one")
 
-        async def pieces() -> AsyncIterator[bytes]:
-            yield b"a piece"
+        async def upload() -> int:
+            async def pieces() -> AsyncIterator[bytes]:
+                for _ in range(64):
+                    yield bytes(8192)
 
-        async with served.session.post(served.url + "/upload", data=pieces()) as response:
-            assert response.status == 401
-    assert len(upstream.calls) == 1
+            async with served.session.post(served.url + "/upload", data=pieces()) as response:
+                return response.status
+
+        assert await upload() == 200
+        (tmp_path / "key").write_text("sk-two")
+        accepting(upstream, "sk-two")
+        assert await upload() == 401
+        assert len(upstream.calls) == 2
+        assert await upload() == 200
 
 
 async def test_a_command_that_fails_is_told_in_the_log_and_reaches_no_endpoint(
