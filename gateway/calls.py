@@ -276,6 +276,35 @@ class TokenLogprobs(Protocol):
         """Return a complete body, or one event's data, without log probabilities."""
 
 
+class EventParser(Protocol):
+    """Parses the chunks of a stream."""
+
+    @property
+    def keeps_open(self) -> bool:
+        """Whether something came that is no event, and by which the server keeps the connection open."""
+
+    @property
+    def recent(self) -> list[Event]:
+        """The last events, from which a dialect tells whether the stream is over."""
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Return the events that `chunk` completes. Raise `UpstreamStreamError`."""
+
+    def close(self) -> list[Event]:
+        """Return the event that the end of the body completes, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """The form of an endpoint's streams, if that is not server-sent events.
+
+    `parser` makes a parser whose argument is the longest event in bytes.
+    """
+
+    media_type: str
+    parser: Callable[[int], EventParser]
+
+
 class Dialect(Protocol):
     """A wire protocol that clients speak. Pure: no I/O, no clock. `BaseDialect` has what most of them have."""
 
@@ -284,6 +313,10 @@ class Dialect(Protocol):
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+    @property
+    def stream_form(self) -> StreamForm | None:
+        """The form of its endpoints' streams, or None for server-sent events."""
 
     @property
     def client_header(self) -> str | None:
@@ -304,6 +337,10 @@ class Dialect(Protocol):
     @property
     def from_neutral(self) -> Translation | None:
         """The translation of calls in the neutral form for its backends, or None."""
+
+    def translation_from(self, client: str) -> Translation | None:
+        """Return the translation of calls of another dialect, by its name, that loses less than the way over the
+        neutral form; None without one."""
 
     @property
     def id_header(self) -> str | None:

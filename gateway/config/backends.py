@@ -59,6 +59,7 @@ BACKENDS = Extensions(
         "tfserving": _HTTP,
         "torchserve": _HTTP,
         "mcp": _HTTP,
+        "bedrock": _HTTP,
         "onnx": "gateway.features.onnx_backend.settings:OnnxBackendConfig",
     },
 )
@@ -327,7 +328,7 @@ class BackendSection(SourcedSection):
 
     adapter: str
     """The protocol: `openai`, `anthropic`, `triton`, `kserve` (Open Inference Protocol over HTTP), `tfserving`,
-    `torchserve`, or `mcp` for an MCP server. `onnx` runs a model in process."""
+    `torchserve`, `bedrock` (Converse of Amazon Bedrock), or `mcp` for an MCP server. `onnx` runs a model in process."""
     max_concurrency: Concurrency = 64
     """Calls in flight to each upstream. Further calls wait: four of them always, and as many as get their turn soon."""
     adaptive: Switch = True
@@ -390,7 +391,7 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
 
     builder = "gateway.upstream.http_upstreams:HttpUpstreams"
 
-    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve", "mcp"]
+    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve", "mcp", "bedrock"]
     url: HttpUrl | None = None
     """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Triton `grpc://HOST:PORT`
     or `grpcs://HOST:PORT`."""
@@ -432,7 +433,8 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     tenant_share: PositiveShare = 0.5
     cache_control: Switch = False
     """For `openai`, `on`: the endpoint understands Anthropic's `cache_control`, as OpenRouter and LiteLLM do. The marks
-    of Anthropic clients go upstream. `off`: they are left out, because OpenAI and others refuse unknown fields."""
+    of Anthropic clients go upstream. `off`: they are left out, because OpenAI and others refuse unknown fields. For
+    `bedrock`, models of Anthropic and Amazon Nova get the marks. `on`: all models do, such as those behind an ARN."""
     stream_usage: Switch = True
     """For `openai`, `on`: the gateway asks streams for their usage (`stream_options`). It stops by itself for a model
     whose server refuses that. `off`: never; the usage of streams is then estimated, unless the client asks for it."""

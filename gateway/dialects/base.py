@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.calls import Call, ClientForm, TokenLogprobs, Translation
+from gateway.calls import Call, ClientForm, StreamForm, TokenLogprobs, Translation
 from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, OpenParts, Tunable
 from gateway.messages import KEEP_ALIVE, Event
 
@@ -18,6 +18,7 @@ class BaseDialect:
     client_header: str | None = None
     accepted_by: frozenset[str] | None = frozenset()
     endpoint = Endpoint()
+    stream_form: StreamForm | None = None
     keep_alive: Event = KEEP_ALIVE
     relays = False
     reads_streams = True
@@ -28,6 +29,9 @@ class BaseDialect:
     from_neutral: Translation | None = None
     logprobs: TokenLogprobs | None = None
     chains_answers = False
+
+    def translation_from(self, client: str) -> Translation | None:
+        return None
 
     def fitted(self, call: Call, headers: Mapping[str, str]) -> Call:
         return call

@@ -46,6 +46,8 @@ AZURE_PATH = re.compile(
     rf"|deployments/{AZURE_NAME}/(?:chat/completions|completions|embeddings))"
 )
 
+NO_PATH = re.compile(r"(?!)")  # of dialects that backends alone speak
+
 DECLARED: Mapping[str, Declaration] = {
     "openai": Declaration("gateway.dialects.openai.dialect:OpenAI"),
     "openai-responses": Declaration("gateway.dialects.openai.responses:OpenAIResponses", re.compile(RESPONSES)),
@@ -65,6 +67,7 @@ DECLARED: Mapping[str, Declaration] = {
         re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?"),
     ),
     "azure": Declaration("gateway.features.azure.dialect:Azure", AZURE_PATH),
+    "bedrock": Declaration("gateway.features.bedrock.dialect:Bedrock", NO_PATH),
     "mcp": Declaration("gateway.features.mcp.dialect:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
     "rerank": Declaration("gateway.features.exact_calls.rerank:Rerank", re.compile(r"(?:/v[12])?/rerank"), passes=True),
     "moderation": Declaration(

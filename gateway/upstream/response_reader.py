@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from gateway.calls import Dialect
+from gateway.calls import Dialect, EventParser, StreamForm
 from gateway.config.backends import Timeouts
 from gateway.dialect_traits import OpenParts
 from gateway.dialects.sse import BYTE_ORDER_MARK, SSEParser, with_event_name
@@ -26,7 +26,9 @@ T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
 Decode = Callable[[bytes], bytes] | None  # None: the body is in no coding
 OVERLOADED = 503
-ANNOUNCEMENTS = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
+ANNOUNCEMENTS = frozenset(
+    {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "messageStart"}
+)
 OF_STREAMS = frozenset({"content-type", "cache-control"})  # headers that say nothing about an error
 # Any JSON body begins with one of these bytes, apart from spaces.
 MARKED_JSON = tuple(BYTE_ORDER_MARK + first for first in (b"{", b"[", b" ", b"\n", b"\r", b"\t", b'"'))
@@ -85,7 +87,10 @@ class ResponseReader:
         answer = self._answer
         coding = coding_of(answer.header_map)
         decode = ContentDecoder(coding).decode if coding in CODINGS else None
-        is_stream = dialect is not None and answer.status == 200 and is_event_stream(answer.header_map)
+        form = None if dialect is None else dialect.stream_form
+        is_stream = dialect is not None and answer.status == 200 and is_event_stream(answer.header_map, form)
+        if is_stream and form is not None:
+            headers = without(headers, "content-type") + EVENT_STREAM
         if is_stream and decode is not None:
             headers = without(headers, "content-encoding")
         if is_stream and dialect is not None and dialect.reads_streams:
@@ -119,7 +124,8 @@ class ResponseReader:
         An error in place of an answer becomes a response with its status, so that the attempt has failed.
         """
         until = self._loop.time() + self._silence_s
-        parser = SSEParser(self._max_event, self._comments)
+        form = dialect.stream_form
+        parser = SSEParser(self._max_event, self._comments) if form is None else form.parser(self._max_event)
         feed = partial(self._feed_events, parser, dialect, decode)
         end: Callable[[], Sequence[Event]] = partial(self._end_events, parser, dialect)
         choices = self._open_parts  # a function of `self` here would make a cycle, which only the collector frees
@@ -142,7 +148,7 @@ class ResponseReader:
         events = self._stream(batch, feed, end, self._take_after_comments)
         return Response(self._answer.status, headers, EventStream(events))
 
-    def _feed_events(self, parser: SSEParser, dialect: Dialect, decode: Decode, chunk: bytes) -> Sequence[Event]:
+    def _feed_events(self, parser: EventParser, dialect: Dialect, decode: Decode, chunk: bytes) -> Sequence[Event]:
         """Return the events that a chunk completes, and look for the end marker among them. Comments come before the
         events of their chunk, as a batch of their own; `_take_after_comments` returns the events then."""
         events = parser.feed(chunk if decode is None else decode(chunk))
@@ -174,7 +180,7 @@ class ResponseReader:
         events, self._after_comments = self._after_comments, ()
         return events
 
-    def _end_events(self, parser: SSEParser, dialect: Dialect) -> Sequence[Event]:
+    def _end_events(self, parser: EventParser, dialect: Dialect) -> Sequence[Event]:
         """Return what a body that has ended lacks: the blank line of its last event, or its end marker. Raise
         `UpstreamStreamError` if the stream was cut. Half an event is never passed on."""
         rest = parser.close()
@@ -437,10 +443,12 @@ def _length_of(header_map: Mapping[str, str]) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-def is_event_stream(header_map: Mapping[str, str]) -> bool:
-    """Return whether the body is a stream of events that can be read. Those in an unknown coding pass through."""
+def is_event_stream(header_map: Mapping[str, str], form: StreamForm | None = None) -> bool:
+    """Return whether the body is a stream of events that can be read, in the endpoint's form. Those in an unknown
+    coding pass through."""
     kind = media_type(header_map.get("content-type", ""))
-    return kind == "text/event-stream" and ("content-encoding" not in header_map or _is_readable(header_map))
+    wanted = "text/event-stream" if form is None else form.media_type
+    return kind == wanted and ("content-encoding" not in header_map or _is_readable(header_map))
 
 
 def _is_readable(header_map: Mapping[str, str]) -> bool:

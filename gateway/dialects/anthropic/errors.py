@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.dialects.json_body import dump_json
+from gateway.dialects.translation.reading import error_message, is_context_overflow
 
 KINDS = frozenset(
     {
@@ -39,6 +40,13 @@ def error(kind: str, message: str) -> bytes:
     """Return an error body. `kind` is Anthropic's or the gateway's type; unknown ones become `api_error`."""
     known = kind if kind in KINDS else OWN_KINDS.get(kind, "api_error")
     return dump_json({"type": "error", "error": {"type": known, "message": message}})
+
+
+def sentence_of(status: int, data: bytes) -> str:
+    """Return the message of an error of another protocol. Claude Code compacts a conversation if it reads Anthropic's
+    words for that."""
+    message = error_message(status, data)
+    return f"prompt is too long: {message}" if is_context_overflow(data) else message
 
 
 def error_sentence(body: Mapping[str, Any]) -> str:

@@ -20,6 +20,8 @@ def is_neutral(dialect: Dialect) -> bool:
 def translation_between(client: Dialect, backend: Dialect) -> Translation | None:
     """Return the translation of the client's calls for the backend, or None if one of them knows no
     neutral form."""
+    if (direct := backend.translation_from(client.name)) is not None:
+        return direct
     if is_neutral(client):
         return backend.from_neutral
     if is_neutral(backend):
@@ -30,24 +32,24 @@ def translation_between(client: Dialect, backend: Dialect) -> Translation | None
 
 
 @dataclass(frozen=True, slots=True)
-class _TwoStepCall:
-    """A call in the backend's dialect, which was translated to the neutral form before."""
+class ChainedCall:
+    """A call in the backend's dialect, which was translated to a form between before."""
 
     to_client: TranslatedCall
-    to_neutral: TranslatedCall
+    to_between: TranslatedCall
 
     @property
     def outgoing(self) -> Outgoing:
-        return self.to_neutral.outgoing
+        return self.to_between.outgoing
 
     def whole(self, data: bytes) -> bytes:
-        return self.to_client.whole(self.to_neutral.whole(data))
+        return self.to_client.whole(self.to_between.whole(data))
 
     def events(self, event: Event) -> Sequence[Event]:
-        return [each for neutral in self.to_neutral.events(event) for each in self.to_client.events(neutral)]
+        return [each for between in self.to_between.events(event) for each in self.to_client.events(between)]
 
     def error(self, status: int, data: bytes) -> bytes:
-        return self.to_client.error(status, self.to_neutral.error(status, data))
+        return self.to_client.error(status, self.to_between.error(status, data))
 
 
 def _translate_twice(
@@ -73,4 +75,4 @@ def _translate_twice(
 
     first = translate(to_neutral, call)
     neutral = DIALECTS[NEUTRAL].parse(first.outgoing.path, first.outgoing.body, {})
-    return _TwoStepCall(first, translate(from_neutral, neutral))
+    return ChainedCall(first, translate(from_neutral, neutral))

@@ -13,7 +13,7 @@ from gateway.config.units import SHARE, parse_share
 from gateway.config.validation import Problem, Section, one_of
 
 MAX_SAMPLES = 9
-WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp"})  # adapters
+WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp", "bedrock"})  # adapters
 Check = Literal["logprobs", "consistency", "verifier", "schema"]
 
 

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.calls import Call, Outgoing
 from gateway.dialects.anthropic.answers import PREFIX, message_of
-from gateway.dialects.anthropic.errors import error, kind_for_status
+from gateway.dialects.anthropic.errors import error, kind_for_status, sentence_of
 from gateway.dialects.anthropic.translation.call_ids import UniqueIds, call_ids
 from gateway.dialects.anthropic.translation.messages_to_chat import chat_request, own_stops
 from gateway.dialects.anthropic.translation.sealed_calls import sealed
@@ -97,7 +97,7 @@ class ChatAnswer:
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
-            return error(kind_for_status(status), _sentence(status, data))
+            return error(kind_for_status(status), sentence_of(status, data))
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class MessageEvents:
             self.has_ended = True
             data = dump_json(chunk)
             kind = "invalid_request_error" if is_context_overflow(data) else "api_error"
-            yield Event(error(kind, _sentence(200, data)), "error")
+            yield Event(error(kind, sentence_of(200, data)), "error")
             return
         if not self._started and chunk.keys().isdisjoint(("choices", "usage")):
             return  # a sign of life of the server
@@ -230,12 +230,6 @@ class MessageEvents:
         if self._open:
             self._open = ""
             yield encode_event({"type": "content_block_stop", "index": self._index})
-
-
-def _sentence(status: int, data: bytes) -> str:
-    """Return the message of an error. Claude Code compacts a conversation if it reads Anthropic's words for that."""
-    message = error_message(status, data)
-    return f"prompt is too long: {message}" if is_context_overflow(data) else message
 
 
 def _content(
