@@ -12,9 +12,10 @@ import orjson
 
 from gateway.calls import Call
 from gateway.dialects.json_body import dump_json, load_json
+from gateway.dialects.openai.answers import DONE
 from gateway.errors import AnswerWithheld, ContentBlocked, GuardUnavailable, MalformedResponse, UpstreamStreamError
 from gateway.features.guard.question import Content, Outcome, Verdict
-from gateway.features.guard.stream_texts import Piece, Role, pieces_of
+from gateway.features.guard.stream_texts import Piece, Role, pieces_of, pieces_of_calls
 from gateway.features.guard.texts import content_of_answer, drop_logprobs
 from gateway.messages import Event
 from gateway.streams import MAX_BUFFERED_BYTES, Comments, ObservedStream
@@ -199,7 +200,9 @@ class GuardedEvents:
             value = load_json(event.data)
         except orjson.JSONDecodeError:
             value = None
-        if not isinstance(value, dict) and event.data.strip() and not self._call.dialect.is_end(event):
+        # Servers of other protocols end with OpenAI's mark, too.
+        is_mark = event.data.strip() in (b"", DONE) or self._call.dialect.is_end(event)
+        if not isinstance(value, dict) and not is_mark:
             self._is_readable = False
             self._note_new(1)
         return value if isinstance(value, dict) else None
@@ -238,17 +241,18 @@ class GuardedEvents:
         self._release(0, tools=True)
 
     def _tool_calls(self) -> Sequence[Any]:
-        """Return the tool calls of the answer, if it has any."""
+        """Return the tool calls of the answer, if it has any. Those that cannot be put together, such as one that the
+        token limit cut, are returned as far as they came."""
         if not any(held.has_tool for held in self._held):
             return ()
         try:
             whole = load_json(
                 self._call.dialect.whole(self._call, [*self._payload, *(each.event.data for each in self._held)])
             )
-            return content_of_answer(whole).tool_calls
+            found = content_of_answer(whole).tool_calls
         except (MalformedResponse, orjson.JSONDecodeError):
-            self._is_readable = False
-            return ()
+            found = ()
+        return found or pieces_of_calls(piece for held in self._held for piece in held.pieces)
 
     async def _ask(self, before: Sequence[str], tool_calls: Sequence[Any]) -> None:
         """Ask for the verdict on what is held. `before` is the text of each channel that precedes it and that is judged

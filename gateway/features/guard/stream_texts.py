@@ -6,12 +6,12 @@ text of a channel, such as the last ones of the Responses API.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gateway.features.guard.texts import TOOL_ITEMS, TOOL_KEYS, UNREAD_KEYS, kind_of, slots_in
+from gateway.features.guard.texts import TOOL_ITEMS, TOOL_KEYS, UNREAD_KEYS, kind_of, slots_in, tool_calls_of
 
 TOOL_DELTAS = ("arguments.delta", "input.delta", "code.delta")  # ends of names of events of the Responses API
 WHOLE_FIELDS = ("text", "refusal", "part", "item", "annotation")  # of its events that are no deltas
@@ -125,3 +125,27 @@ def _slots(role: Role, channel: Hashable, container: Any, key: Any) -> Iterator[
             yield Piece(Role.TOOL, channel, slot.container, slot.key)
         elif slot.kind == "text":
             yield Piece(role, channel, slot.container, slot.key)
+
+
+def pieces_of_calls(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """Return the tool calls of a stream as far as they came, in OpenAI's form: one for each channel, with all names and
+    arguments in it."""
+    names, arguments = dict[Hashable, list[str]](), dict[Hashable, list[str]]()
+    for piece in pieces:
+        if piece.role is Role.TOOL:
+            own = names.setdefault(piece.channel, []), arguments.setdefault(piece.channel, [])
+            value = piece.container[piece.key]
+            calls = [{"arguments": value}] if isinstance(value, str) else map(_function_of, tool_calls_of(value))
+            for call in calls:
+                for texts, key in zip(own, ("name", "arguments"), strict=True):
+                    text = call.get(key)
+                    texts += [text] if isinstance(text, str) and text != "{}" else []  # a call begins so
+    return [
+        {"id": None, "type": "function", "function": {"name": " ".join(own), "arguments": "".join(arguments[channel])}}
+        for channel, own in names.items()
+    ]
+
+
+def _function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, dict) else {}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from gateway.dialects.sse import SSEParser
+from gateway.errors import AnswerWithheld
 from gateway.features.guard.texts import content_of_answer
 from gateway.messages import Event
 from tests.features.guard.conftest import Guarded
 from tests.features.guard.test_stream import Guard, call_of, guarded_stream, read
 from tests.fixtures.upstream import completion
+from tests.wires.forms import PATHS, Form, all_forms
 
 CHAT = "/v1/chat/completions"
 
@@ -144,6 +148,50 @@ async def test_arguments_that_come_whole_are_held_until_the_answer_is_judged() -
     assert first == events[0]
     assert guard.calls[0][0]["function"] == {"name": "rm", "arguments": "forbidden"}
     await flow.aclose()
+
+
+STREAMS = [
+    each
+    for each in all_forms()
+    if each.reply is not None and each.reply.streamed and each.reply.status == 200 and each.dialect != "embeddings"
+]
+CUT = {"cut-in-an-event"}  # the reader of the answer reports it before the guard
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts in an event that the clients of all dialects show."""
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting:
+        name, each = waiting.pop()
+        if isinstance(each, str) and name in ("text", "content", "thinking", "reasoning_content", "refusal", "delta"):
+            yield each
+        elif isinstance(each, dict):
+            waiting += each.items()
+        elif isinstance(each, list):
+            waiting += ((name, item) for item in each)
+
+
+@pytest.mark.parametrize("form", STREAMS, ids=lambda form: form.id)
+async def test_streams_of_real_servers_are_read_whole_and_pass_as_they_came(form: Form) -> None:
+    assert form.reply is not None
+    parser, guard = SSEParser(), Guard()
+    events = [*parser.feed(form.reply.content), *parser.close()]
+    if form.id in CUT:
+        with pytest.raises(AnswerWithheld):
+            await read(guarded_stream(events, call_of(PATHS[form.dialect]), guard))
+        return
+    assert await read(guarded_stream(events, call_of(PATHS[form.dialect]), guard)) == events
+    judged = "\n".join(text for texts in guard.texts for text in texts) + json.dumps([*guard.calls])
+    values = [json.loads(event.data) for event in events if event.data.startswith(b"{")]
+    assert [text for value in values for text in texts_in(value) if text not in judged] == []
+
+
+async def test_a_tool_call_that_the_token_limit_cut_is_judged_as_far_as_it_came() -> None:
+    (form,) = all_forms(["anthropic-max-tokens-in-a-tool"])
+    assert form.reply is not None
+    guard = Guard()
+    await read(guarded_stream([*SSEParser().feed(form.reply.content)], call_of("/v1/messages"), guard))
+    assert guard.calls[-1][0]["function"] == {"name": "write", "arguments": '{"text": "Es war ein'}
 
 
 @pytest.mark.asyncio(loop_scope="module")
