@@ -19,7 +19,6 @@ from gateway.outcomes import Admission
 class Unstreamed(BaseDialect):
     """`Unstreamed` is the part of a `Dialect` without streams, and without text that could take another form."""
 
-    reads_streams = False
     path: re.Pattern[str]  # matches the whole path of the dialect's requests
 
     def claims(self, method: str, path: str) -> bool:

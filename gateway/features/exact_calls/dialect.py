@@ -33,6 +33,7 @@ class ExactCalls(Unstreamed):
     them."""
 
     accepted_by = None
+    reads_streams = False
     operation = ""
     unit: Unit | None = None  # by which providers bill the calls, besides tokens
     forms: Sequence[str] = JSON  # of answers that may be cached: parts of an Accept header, which is in no key

@@ -69,6 +69,7 @@ class MCP(Unstreamed):
 
     name = "mcp"
     relays = True
+    reads_streams = False
     path = path_of("mcp")
     accepted_by = None  # many model servers have an MCP endpoint, too
 

@@ -155,7 +155,7 @@ def _list_price(value: Mapping[str, Any]) -> ListPrice:
 def _price(amounts: Mapping[str, float]) -> Price:
     if not amounts:
         return UNPRICED  # the list bills what no usage reports, such as pages
-    units = ((Unit.MINUTE, "minute"), (Unit.CHARACTERS, "characters"))
+    units = ((Unit.MINUTE, "minute"), (Unit.CHARACTERS, "characters"), (Unit.SEARCH, "search"))
     call = amounts.get("call")
     return Price(
         amounts.get("input", 0.0),

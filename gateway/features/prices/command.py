@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gateway.cli.output import CommandFailed, pluralise, print_result
 from gateway.cli.parser import Command
 from gateway.config.load import load_config
@@ -158,6 +160,6 @@ def _refresh(arguments: argparse.Namespace) -> int:
         path.write_bytes(content)
     except OSError as error:
         raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
-    count = sum(len(provider.models) for provider in providers)
+    count = sum(1 for _ in Catalogue(orjson.loads(content)).models())
     value = {"file": str(path), "source": f"{PACKAGE} {release}", "models": count}
     return print_result(arguments, value, f"{path}: {pluralise(count, 'model')} from {PACKAGE} {release}")

@@ -32,6 +32,17 @@ _MODALITIES = {
     "video": ("input_video_mtok", "output_video_mtok"),
     "document": ("input_document_kpages", "input_annotated_document_kpages"),
 }
+# US dollars of a search with up to 100 documents, by provider and model, as https://cohere.com/pricing stated them in
+# November 2026. The package has no price of a search.
+_SEARCHES = {
+    "cohere": {
+        "rerank-v4.0-pro": 0.0025,
+        "rerank-v4.0-fast": 0.002,
+        "rerank-v3.5": 0.002,
+        "rerank-english-v3.0": 0.002,
+        "rerank-multilingual-v3.0": 0.002,
+    }
+}
 _CLAUSES = ("starts_with", "ends_with", "contains", "regex", "equals")
 
 
@@ -48,8 +59,14 @@ def _provider_text(provider: Any) -> bytes:
         "address": provider.api_pattern,
         "others": list(provider.fallback_model_providers or ()),
     }
-    models = b",\n".join(orjson.dumps(_model(model)) for model in provider.models)
-    return orjson.dumps(head)[:-1] + b',"models":[\n' + models + b"]}"
+    models = [_model(model) for model in provider.models]
+    known = {model["id"] for model in models}
+    models += [_search(*each) for each in _SEARCHES.get(provider.id, {}).items() if each[0] not in known]
+    return orjson.dumps(head)[:-1] + b',"models":[\n' + b",\n".join(map(orjson.dumps, models)) + b"]}"
+
+
+def _search(model: str, dollars: float) -> dict[str, Any]:
+    return {"id": model, "match": {"equals": model}, "modalities": ["text"], "prices": [{"search": dollars}]}
 
 
 def _model(model: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gateway.errors import StartupError
 from gateway.features.prices.catalogue import NAME, Catalogue, load_catalogue
 from gateway.features.prices.doctor import unpriced
 from gateway.pipeline import Deployment
-from gateway.prices import Tariff
+from gateway.prices import Tariff, Tokens, Unit
 from gateway.upstream.tariffs import tariffs_of
 from tests.fixtures.gateways import EXACT_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
@@ -91,6 +91,15 @@ def test_the_price_of_a_backend_overrides_the_list(tmp_path: Path) -> None:
 def test_the_model_that_goes_upstream_is_priced(tmp_path: Path) -> None:
     tariff = tariff_with(tmp_path, model="gpt-4o-mini", models={"big*": "gpt-4o"})
     assert [tariff.price(name).input_per_million for name in ("anything", "bigger")] == [0.15, 2.5]
+
+
+def test_a_reranking_costs_its_searches(tmp_path: Path) -> None:
+    """A list price of tokens would make it free: its answer reports search units alone."""
+    tariff = tariff_with(tmp_path, "https://api.cohere.com")
+    for model, dollars in (("rerank-v3.5", 0.002), ("rerank-v4.0-pro", 0.0025), ("cohere/rerank-v3.5", 0.002)):
+        price = tariff.price(model)
+        assert price.of_answer("/v2/rerank", Tokens(), Unit.SEARCH, 3) == pytest.approx(3 * dollars), model
+    assert not tariff.price("rerank-v9").is_stated
 
 
 @pytest.mark.parametrize("named", ["nobody", "openai/gpt-99"])
