@@ -7,6 +7,7 @@ The adapter of a backend names the class of its section. Other packages declare 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -501,6 +502,9 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
             yield from ((("upstreams", i, *path), message) for path, message in upstream.key_faults(folder))
 
 
+_OPERATION_URL = re.compile(r"/(?:completions|embeddings|responses|generations|edits|transcriptions|speech)/?$")
+
+
 def _azure_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:
     if settings.get("api_version") is None:
         return
@@ -516,6 +520,12 @@ def _azure_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:
                 "api_version",
                 "is of the API with dates and the URL ends in /v1, expected https://NAME.openai.azure.com, or no "
                 "api_version",
+            )
+        elif isinstance(url, str) and _OPERATION_URL.search(url):  # as Azure's pages show it for copying
+            yield Problem(
+                "api_version",
+                "is of the API with dates and the URL is that of one operation, expected "
+                "https://NAME.openai.azure.com, or .../openai/deployments/NAME",
             )
 
 

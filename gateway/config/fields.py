@@ -26,6 +26,8 @@ def http_url(value: object, example: str = "https://api.openai.com/v1", extra: s
     url = _split_url(value)
     if url is not None and "@" in url.netloc:
         raise ValueError(f"the URL contains credentials, which would reach logs, {expected} and the key {extra}")
+    if url is not None and "api-version=" in url.query:
+        raise ValueError(f"the URL has an api-version, {expected} and the key api_version")
     if url is None or url.scheme not in ("http", "https") or url.query or url.fragment:
         raise ValueError(f"{expected}, got {format_value(value)}")
     return url.geturl().rstrip("/")

@@ -43,7 +43,7 @@ class Declaration:
 AZURE_NAME = r"[^/]+(?:/(?!extensions/)[^/]+)??"  # of a deployment; that of a model at other servers may have a slash
 AZURE_PATH = re.compile(
     rf"/openai/(?:v1/(?:chat/completions|completions|embeddings|responses)|responses"
-    rf"|deployments/{AZURE_NAME}/(?:chat/completions|completions|embeddings))"
+    rf"|deployments/{AZURE_NAME}/(?:chat/completions|completions|embeddings|responses))"
 )
 
 NO_PATH = re.compile(r"(?!)")  # of dialects that backends alone speak

@@ -21,9 +21,11 @@ from gateway.messages import media_type
 FIELD = "model"
 MAX_NAME = 512  # bytes of a model's name in a form
 MAX_FIELDS = 10_000  # of a form; a request for a batch of pictures has some twenty
-# Paths that name a model: Azure's deployments, Google's models, OpenAI's former engines, Bedrock's models.
+_IN_QUERY = (FIELD, "deployment")  # the second one is of Azure's realtime API
+# Paths that name a model: Azure's deployments, Google's models, OpenAI's former engines, Bedrock's models. Azure's
+# servers do not tell small letters from capitals there.
 _IN_PATH = re.compile(
-    r"/(?:deployments|engines)/([^/]+)/|/models?/([^/]+?)(?::(?:[a-z]+[A-Z][A-Za-z]*|predict))?(?:/|$)"
+    r"/(?i:deployments|engines)/([^/]+)/|/(?i:models?)/([^/]+?)(?::(?:[a-z]+[A-Z][A-Za-z]*|predict))?(?:/|$)"
 )
 _BLANKS = b" \t\r\n"
 # Segments of paths to what belongs to an account, of OpenAI, Anthropic, Azure, Google and Mistral.
@@ -101,11 +103,13 @@ def models_named(method: str, path: str, query: str, in_body: str | None) -> tup
     The body decides before the query, and a path that names a model before both. `path` is in its normal form.
     """
     match = _IN_PATH.search(path) if method == "POST" else None
-    if match is None and FIELD not in query:
+    may_name = "%" in query or any(name in query for name in _IN_QUERY)  # an escape may hide a name
+    if match is None and not may_name:
         return (in_body,) if in_body else ()
     in_path = "" if match is None else unquote(match[1] or match[2])
-    in_query = _only(value for name, value in _pairs(query) if name == FIELD) if FIELD in query else None
-    return tuple(dict.fromkeys(name for name in (in_path, in_body, in_query) if name))
+    pairs = _pairs(query) if may_name else []
+    in_query = (_only(value for name, value in pairs if name == field) for field in _IN_QUERY)
+    return tuple(dict.fromkeys(name for name in (in_path, in_body, *in_query) if name))
 
 
 def uses_only_named(method: str, path: str) -> bool:

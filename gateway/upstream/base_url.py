@@ -22,7 +22,7 @@ _VERSION = re.compile(r".*/v\d+[a-z0-9.]*", re.ASCII | re.DOTALL)  # /v1, /opena
 # Azure's forms of a path below /v1: behind a prefix, or with the name of a deployment.
 _AZURE = re.compile(
     rf"/openai(?:/v1|(?=/responses)|/deployments/{AZURE_NAME}"
-    r"(?=/(?:chat/completions|completions|embeddings|audio|images)))(/.+)"
+    r"(?=/(?:chat/completions|completions|embeddings|responses|audio|images)))(/.+)"
 )
 _DATED = re.compile(r"(?:^|&)api-version=\d{4}-[^&]*")  # Azure's API without dates refuses a date
 
@@ -106,7 +106,10 @@ class BaseUrl:
         if self.reads_azure_paths:
             return self._root.removesuffix("/openai") + path
         match = _AZURE.fullmatch(path)
-        return self._root + path if match is None else self._base + match[1]
+        if match is not None:
+            return self._base + match[1]
+        # The v1 API has what the dated one had, such as `/openai/models`. No other server has a prefix twice.
+        return self._base + path.removeprefix("/openai") if self._is_undated else self._root + path
 
     def location(self, url: str) -> str:
         """Return the `Location` of a redirect as the client reaches it.

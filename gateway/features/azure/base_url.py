@@ -33,7 +33,7 @@ class AzureUrl(BaseUrl):
         elif self._deployment is not None and (match := _OF_DEPLOYMENT.fullmatch(path)):
             path = f"{DEPLOYMENTS}{self._deployment}{match[1]}"
         if not path.startswith(PREFIX + VERSIONED) and not any(
-            part.startswith("api-version=") for part in query.split("&")
+            part.startswith("api-version=") for part in query.lower().split("&")
         ):
             query = f"{query}&api-version={self._version}" if query else f"api-version={self._version}"
         return super().target(path, query)

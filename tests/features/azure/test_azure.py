@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from openai import AsyncAzureOpenAI, AsyncOpenAI, NotFoundError
 
+from gateway.config.load import read_config
 from gateway.dialects.known import DIALECTS
 from gateway.errors import BadRequest
 from gateway.features.azure.base_url import AzureUrl
@@ -173,6 +174,53 @@ def test_the_deployment_is_the_model_whatever_the_body_says(model: str | None) -
     assert call.dialect.name == "openai"
 
 
+RESPONSES = {
+    "/openai/responses": {"": "/openai/responses", "/openai/v1": "/openai/v1/responses", "/v1": "/v1/responses"},
+    "/openai/v1/responses": {"": "/openai/v1/responses", "/openai/v1": "/openai/v1/responses"},
+    "/openai/deployments/o.4/responses": {
+        "": "/openai/deployments/o.4/responses",
+        "/openai/v1": "/openai/v1/responses",
+    },
+}
+
+
+@pytest.mark.parametrize("below", ["", "/openai/v1", "/v1"])
+async def test_responses_of_azures_clients_go_to_the_api_that_they_were_sent_to(
+    upstream: Upstream, tmp_path: Path, below: str
+) -> None:
+    """Azure's v1 API refuses the dated versions of the clients of the dated one."""
+    upstream.url = upstream.url.removesuffix("/v1") + below
+    asked = {path: sent for path, ways in RESPONSES.items() if (sent := ways.get(below))}
+    async with before(upstream, tmp_path) as served:
+        for path in asked:
+            await served.post(f"{path}?api-version=preview", {"model": "o.4", "input": "hi"}, {"api-key": "k"})
+    assert [call.path.partition("?")[0] for call in upstream.calls] == [*asked.values()]
+    assert {call.json["model"] for call in upstream.calls} == {"o.4"}
+
+
+async def test_the_path_of_responses_names_their_model(upstream: Upstream, tmp_path: Path) -> None:
+    async with before(upstream, tmp_path) as served:
+        await served.post("/openai/deployments/o.4/responses", {"input": "hi"})
+        await served.post("/openai/deployments/o.4/responses", {"model": "another", "input": "ho"})
+    assert [(call.path, call.json["model"]) for call in upstream.calls] == [("/v1/responses", "o.4")] * 2
+
+
+@pytest.mark.parametrize("name", ["%ff", "%C3"])
+def test_a_deployment_whose_name_is_no_text_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        DIALECTS["azure"].parse(
+            f"/openai/deployments/{name}/chat/completions", json.dumps({"messages": HI}).encode(), {}
+        )
+
+
+async def test_a_model_that_steps_within_a_path_is_refused(upstream: Upstream, tmp_path: Path) -> None:
+    resource(upstream)
+    async with before(upstream, tmp_path, api_version=VERSION) as served:
+        for name in (".", ".."):
+            assert (await served.chat("hi", model=name)).status == 400
+    assert not upstream.calls
+
+
 def test_a_body_that_is_no_chat_is_refused_as_openais_is() -> None:
     with pytest.raises(BadRequest, match="messages"):
         DIALECTS["azure"].parse("/openai/deployments/mine/chat/completions", b'{"messages": []}', {})
@@ -185,6 +233,8 @@ TARGETS = {
     (V1, "/openai/deployments/m/images/generations", "a=1&api-version=2024-10-21"): "/openai/v1/images/generations?a=1",
     (V1, "/openai/v1/responses", ""): "/openai/v1/responses",
     (V1, "/openai/responses/resp_1", ""): "/openai/v1/responses/resp_1",
+    (V1, "/openai/models", "api-version=2024-10-21"): "/openai/v1/models",
+    (V1, "/openai/files/f", "api-version=2024-10-21&limit=1"): "/openai/v1/files/f?limit=1",
     ("https://h/v1", "/openai/deployments/a/b/chat/completions", ""): "/v1/chat/completions",
     ("https://h/v1", "/openai/threads", ""): "/openai/threads",
     ("https://h/v1", "/openai/deployments/m/extensions/chat/completions", ""): "/openai/deployments/m/extensions/"
@@ -208,6 +258,23 @@ def test_a_dated_resource_gets_its_version_unless_the_client_names_one() -> None
     base = AzureUrl("main", ROOT, VERSION)
     assert base.target("/v1/models", "") == f"/openai/models?api-version={VERSION}"
     assert base.target("/v1/responses", "api-version=preview") == "/openai/responses?api-version=preview"
+    assert base.target("/openai/models", "API-Version=1") == "/openai/models?API-Version=1"
     assert base.target("/v1/files", "limit=3") == f"/openai/files?limit=3&api-version={VERSION}"
     assert base.target("/openai/v1/models", "") == "/openai/v1/models"
     assert base.target("/other", "") == f"/other?api-version={VERSION}"
+
+
+URL_FAULTS = {
+    f"{ONE}/chat/completions, api_version: {VERSION}": "api_version: is of the API with dates and the URL is",
+    f"'{ONE}/chat/completions?api-version={VERSION}'": "url: the URL has an api-version, expected a URL such as",
+}
+
+
+@pytest.mark.parametrize(("url", "fault"), URL_FAULTS.items())
+def test_a_target_that_is_copied_from_azures_pages_is_a_fault_with_a_way_out(
+    tmp_path: Path, url: str, fault: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"version: 1\nbackends:\n  main: {{adapter: openai, url: {url}}}\n")
+    (found,) = read_config(file, {}).faults
+    assert f"{'.'.join(map(str, found.path))}: {found.message}".startswith(f"backends.main.{fault}")
