@@ -52,8 +52,9 @@ def load_config(
     return read_config(path or DEFAULT_PATH, environ).valid(warn)
 
 
-def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
-    """Read the file and the environment as `load_config` does, without raising."""
+def read_config(path: Path, environ: Mapping[str, str], *, runs_here: bool = True) -> ConfigReader:
+    """Read the file and the environment as `load_config` does, without raising. Unless the gateway `runs_here`, the
+    files and libraries that its backends need may be missing."""
     expected = "a configuration file; --config names another, --upstream URL starts without one"
     try:
         source = load_yaml(read_file(path, expected), str(path), environ)
@@ -63,7 +64,9 @@ def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
     def fault_at(place: KeyPath, message: str) -> ConfigError | None:
         return None if place in source.unreadable else source.fault(place, message)
 
-    return build_config(source.value, source.faults, fault_at, path.parent, environ, source.warnings)
+    return build_config(
+        source.value, source.faults, fault_at, path.parent, environ, source.warnings, runs_here=runs_here
+    )
 
 
 def build_config(
@@ -73,6 +76,8 @@ def build_config(
     folder: Path,
     environ: Mapping[str, str],
     doubts: tuple[ConfigError, ...] = (),
+    *,
+    runs_here: bool = True,
 ) -> ConfigReader:
     """Return the configuration of a document. `fault_at` makes a fault of a path, or None if that has one already.
     `doubts` are the warnings of the document."""
@@ -104,7 +109,7 @@ def build_config(
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
             elif was_padded:
                 report(path, padded(name), warnings)
-        for path, message in _backend_faults(config, folder):
+        for path, message in _backend_faults(config, folder) if runs_here else ():
             report(path, message)
         if config.embedder.migrates_to_same_model:
             message = "names the model in use, expected the previous model, or no migrate_from"

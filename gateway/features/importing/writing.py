@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from gateway.config.errors import ConfigInvalid
-from gateway.config.load import load_config
+from gateway.config.load import read_config
 from gateway.config.policy.load import LAST_FILE, load_policy
 from gateway.features.importing.draft import Draft
 from gateway.features.importing.errors import ImportFailed
@@ -97,7 +97,7 @@ def _placeholders(draft: Draft) -> Iterator[tuple[str, str]]:
 
 def _load(folder: Path, environ: Mapping[str, str]) -> None:
     try:
-        config = load_config(folder / CONFIG_FILE, environ)
+        config = read_config(folder / CONFIG_FILE, environ, runs_here=False).valid()
         load_policy(config.policies, config)
     except ConfigInvalid as invalid:
         faults = "; ".join(str(fault).removeprefix(f"{folder}/") for fault in invalid.faults)

@@ -32,7 +32,7 @@ model_list:
   - model_name: lost
     litellm_params: {{model: openai/lost, api_base: "{nowhere}/v1", max_retries: 0}}
   - model_name: nova
-    litellm_params: {{model: bedrock/nova}}
+    litellm_params: {{model: watsonx/nova}}
   - model_name: embedding
     litellm_params: {{model: openai/text-embedding-3-small, api_base: "{first}/v1"}}
     model_info: {{mode: embedding}}

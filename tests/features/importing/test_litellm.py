@@ -29,7 +29,7 @@ model_list:
   - model_name: large
     litellm_params: {model: azure/gpt-4o-eu, api_base: os.environ/AZURE_API_BASE, api_version: "2024-10-01", weight: 1}
   - model_name: nova
-    litellm_params: {model: bedrock/nova-pro, aws_region_name: us-east-1}
+    litellm_params: {model: watsonx/nova-pro, region_name: us-east-1}
   - model_name: "*"
     litellm_params: {model: "openai/*"}
 litellm_settings:
@@ -208,8 +208,8 @@ def test_endpoints(model: str, api_base: str | None, adapter: str, url: str, ups
 
 
 def test_a_provider_without_counterpart_goes_through_the_old_proxy(tmp_path: Path) -> None:
-    text = yaml.safe_dump({"model_list": [{"model_name": "nova", "litellm_params": {"model": "bedrock/nova"}}]})
-    with pytest.raises(ImportFailed, match=r"3: model_list\[0\].litellm_params.model: .*'bedrock'"):
+    text = yaml.safe_dump({"model_list": [{"model_name": "nova", "litellm_params": {"model": "watsonx/nova"}}]})
+    with pytest.raises(ImportFailed, match=r"3: model_list\[0\].litellm_params.model: .*'watsonx'"):
         import_text(tmp_path, text)
     assert not (tmp_path / "new").exists()
     imported = import_text(tmp_path, text, through="http://old:4000/v1")
@@ -481,3 +481,148 @@ def test_a_store_may_have_an_ipv6_address(tmp_path: Path) -> None:
     cache = {"cache": True, "cache_params": {"type": "redis", "host": "fd00::7", "port": 6380}}
     imported = import_document(tmp_path, [{}], litellm_settings=cache)
     assert imported.config["store"]["url"] == "redis://[fd00::7]:6380"
+
+
+CLOUDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Bedrock": (
+        {"model": "bedrock/converse/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "aws_region_name": "us-west-2"},
+        {
+            "adapter": "bedrock",
+            "url": "https://bedrock-runtime.us-west-2.amazonaws.com",
+            "model": "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+            "identity": {"type": "aws"},
+        },
+    ),
+    "Bedrock with a role and an endpoint": (
+        {
+            "model": "bedrock/eu-west-1/amazon.nova-pro-v1:0",
+            "aws_bedrock_runtime_endpoint": "https://vpce.internal/",
+            "aws_role_name": "arn:aws:iam::123456789012:role/models",
+            "aws_session_name": "s",
+            "aws_profile_name": "prod",
+            "aws_access_key_id": "os.environ/AWS_ACCESS_KEY_ID",
+            "aws_secret_access_key": "hunter2",
+        },
+        {
+            "adapter": "bedrock",
+            "url": "https://vpce.internal",
+            "model": "amazon.nova-pro-v1:0",
+            "identity": {
+                "type": "aws",
+                "region": "eu-west-1",
+                "profile": "prod",
+                "role": "arn:aws:iam::123456789012:role/models",
+            },
+        },
+    ),
+    "Bedrock by an ARN and a key": (
+        {
+            "model": "bedrock/anthropic.claude-x",
+            "model_id": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/a",
+            "api_key": "os.environ/AWS_BEARER_TOKEN_BEDROCK",
+        },
+        {
+            "adapter": "bedrock",
+            "url": "https://bedrock-runtime.${AWS_REGION}.amazonaws.com",
+            "model": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/a",
+            "api_key_env": "AWS_BEARER_TOKEN_BEDROCK",
+        },
+    ),
+    "Vertex": (
+        {
+            "model": "vertex_ai/gemini-2.5-pro",
+            "vertex_project": "os.environ/PROJECT",
+            "vertex_location": "global",
+            "vertex_credentials": "/etc/hunter2.json",
+        },
+        {
+            "adapter": "openai",
+            "url": "https://aiplatform.googleapis.com/v1/projects/${PROJECT}/locations/global/endpoints/openapi",
+            "model": "google/gemini-2.5-pro",
+            "identity": {"type": "google"},
+        },
+    ),
+    "a model of others on Vertex": (
+        {"model": "vertex_ai/meta/llama-4", "vertex_ai_project": "p"},
+        {
+            "adapter": "openai",
+            "url": "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/us-central1/endpoints/openapi",
+            "model": "meta/llama-4",
+            "identity": {"type": "google"},
+        },
+    ),
+    "Azure with a token": (
+        {"model": "azure/d", "api_base": AZURE, "azure_ad_token": "os.environ/TOKEN", "client_id": "c"},
+        {
+            "adapter": "openai",
+            "url": f"{AZURE}/openai/v1",
+            "model": "d",
+            "identity": {"type": "azure", "client_id": "c"},
+        },
+    ),
+    "Azure with a service principal": (
+        {
+            "model": "azure/d",
+            "api_base": AZURE,
+            "tenant_id": "os.environ/TENANT",
+            "client_id": "c",
+            "client_secret": "hunter2",
+        },
+        {
+            "adapter": "openai",
+            "url": f"{AZURE}/openai/v1",
+            "model": "d",
+            "identity": {
+                "type": "oauth",
+                "token_url": "https://login.microsoftonline.com/${TENANT}/oauth2/v2.0/token",
+                "client_id": "c",
+                "client_secret_env": "M_CLIENT_SECRET",
+                "scope": "https://cognitiveservices.azure.com/.default",
+            },
+        },
+    ),
+    "headers and an authority": (
+        {
+            "model": "openai/x",
+            "api_base": "https://h/v1",
+            "api_key": "none",
+            "extra_headers": {"x-team": "search", "x-api-key": "hunter2", "Authorization": "os.environ/BASIC"},
+            "ssl_verify": "corp.pem",
+        },
+        {
+            "adapter": "openai",
+            "url": "https://h/v1",
+            "model": "x",
+            "headers": {"x-team": "search", "x-api-key": "${M_X_API_KEY}", "Authorization": "${BASIC}"},
+            "tls": {"ca": "corp.pem"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("params", "backend"), CLOUDS.values(), ids=CLOUDS)
+def test_identities_headers_and_authorities_are_carried_over(
+    tmp_path: Path, params: dict[str, Any], backend: dict[str, Any]
+) -> None:
+    text = yaml.safe_dump({"model_list": [{"model_name": "m", "litellm_params": params}]})
+    imported = import_text(tmp_path, text)
+    found = dict(imported.config["backends"]["m"])
+    del found["timeouts"]
+    assert found == backend
+    assert unaccounted(yaml.safe_load(text), imported.report) == []
+    assert "hunter2" not in imported.report.as_text().replace("hunter2.json", "") + "".join(imported.texts.values())
+
+
+def test_tokens_of_entra_id_may_be_a_setting_of_all_deployments(tmp_path: Path) -> None:
+    entry = {"model_name": "m", "litellm_params": {"model": "azure/d", "api_base": AZURE}}
+    for common, identity in (({"enable_azure_ad_token_refresh": True}, {"type": "azure"}), ({}, None)):
+        imported = import_text(tmp_path, yaml.safe_dump({"model_list": [entry], "litellm_settings": common}))
+        assert imported.config["backends"]["m"].get("identity") == identity
+
+
+@pytest.mark.parametrize("model", ["bedrock/amazon.titan-embed-text-v2:0", "vertex_ai/claude-sonnet-4-5"])
+def test_a_model_of_a_cloud_without_a_protocol_here_goes_through_the_old_proxy(tmp_path: Path, model: str) -> None:
+    text = yaml.safe_dump({"model_list": [{"model_name": "m", "litellm_params": {"model": model}}]})
+    with pytest.raises(ImportFailed, match="no protocol for this model of"):
+        import_text(tmp_path, text)
+    assert import_text(tmp_path, text, through="http://old:4000/v1").config["backends"]["m"]["model"] == "m"

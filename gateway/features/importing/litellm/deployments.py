@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,13 @@ from gateway.config.units import format_duration
 from gateway.features.importing.document import Setting
 from gateway.features.importing.draft import Draft, escape_glob, unique_name
 from gateway.features.importing.litellm.auto_router import is_complexity_router
+from gateway.features.importing.litellm.clouds import CLOUDS, azure_identity
 from gateway.features.importing.litellm.providers import PROVIDERS, base_url, split_model, unknown_provider
 from gateway.features.importing.validity import fault_of
 
 LITELLM_KEY = "LITELLM_API_KEY"
+NEVER_SET = frozenset({"content-type", "content-length", "host", "connection", "transfer-encoding"})
+_SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
 MAX_NAME = 512  # of a model in a match, special characters escaped
 MAX_RATE = 10**8  # per minute, of one entry: with more it bounds nothing
 CHAT, EMBEDDING = "chat", "embedding"
@@ -36,6 +40,8 @@ class Defaults:
     attempts: int | None
     concurrency: int | None
     through: str | None  # URL that gets the models of unknown providers
+    verify: Setting  # `ssl_verify`
+    refreshes: bool = False  # tokens of Entra ID for each deployment of Azure without a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ class _EntryReader:
             place=name,
             model_name=client_name,
             mode=mode,
-            section=section | dict(self._bounds()) | self._price(),
+            section=section | dict(self._transport(url)) | dict(self._bounds()) | self._price(),
             url=url,
             key_env=key_env,
             order=self._order(),
@@ -181,8 +187,9 @@ class _EntryReader:
         """Return the section with adapter and model, the base URL and the variable of the key."""
         stated = self._params.key("custom_llm_provider")
         name, upstream_name = split_model(model.value, stated.value if isinstance(stated.value, str) else None)
-        provider = PROVIDERS.get(name)
-        if provider is None:
+        provider, cloud = PROVIDERS.get(name), CLOUDS.get(name)
+        place = None if cloud is None else cloud(upstream_name, self._param, self._draft)
+        if provider is None or (cloud is not None and place is None):
             if self._defaults.through is None:
                 model.missing(unknown_provider(name, model.value))
                 return {}, None, None
@@ -195,8 +202,15 @@ class _EntryReader:
             model.missing("there is no name behind the provider; add it and import again")
             return {}, None, None
         stated.carried("decides the adapter and the address")
-        if (url := self._url(provider.url, name)) is None:
+        identity: Mapping[str, Any] = {}
+        if place is not None:
+            upstream_name, url, identity = place
+        elif (own_url := self._url(provider.url, name)) is None:
             return {}, None, None
+        else:
+            url = own_url
+        if name == "azure" and not self._param("api_key").is_set:
+            identity = azure_identity(self._param, self._draft, self._secret, refreshes=self._defaults.refreshes)
         wild = "*" in client_name
         if not wild or client_name.partition("*")[0] == upstream_name.partition("*")[0]:
             upstream = "the name that the client sends" if "*" in upstream_name else repr(upstream_name)
@@ -207,7 +221,10 @@ class _EntryReader:
                 "nearhit does not remove the prefix from a name that the client sends; list the names in the "
                 f"backend, such as models: {{{client_name.replace('*', 'NAME')}: NAME}}"
             )
-        return {"adapter": provider.adapter} | _model(client_name, upstream_name), url, self._key_env(provider.variable)
+        section = {"adapter": provider.adapter} | _model(client_name, upstream_name)
+        if identity and not self._param("api_key").is_set:
+            return section | {"identity": dict(identity)}, url, None
+        return section, url, self._key_env(provider.variable)
 
     def _param(self, name: str) -> Setting:
         """Return a setting of the entry, or else of its credential."""
@@ -243,18 +260,47 @@ class _EntryReader:
             return (
                 None if default is None else self._draft.need(default, "API key that LiteLLM reads on its own as well")
             )
-        if (variable := key.variable()) is not None:
-            key.carried(f"api_key_env: {variable}")
-            return self._draft.need(variable, "API key of an endpoint")
         if key.value in ("", "none", "None", "EMPTY", "dummy", "fake", "fake-key", "not-needed"):
             key.carried("stands for no key, so the backend has none")
             return None
-        variable = self._secrets.setdefault(str(key.value), "") or unique_name(
-            f"{_variable_name(self._entry.key('model_name').value)}_API_KEY", self._draft.variables
+        return self._secret(key, "api_key_env", "API key")
+
+    def _secret(self, setting: Setting, ours: str, what: str) -> str:
+        """Return the variable of a secret, and report it. A secret in the file never reaches the new one."""
+        if (variable := setting.variable()) is not None:
+            setting.carried(f"{ours}: {variable}")
+            return self._draft.need(variable, f"{what} of an endpoint")
+        suffix = ours.rpartition(".")[2].removesuffix("_env").upper()
+        variable = self._secrets.setdefault(str(setting.value), "") or unique_name(
+            f"{_variable_name(self._entry.key('model_name').value)}_{_variable_name(suffix)}", self._draft.variables
         ).replace("-", "_")
-        self._secrets[str(key.value)] = variable
-        key.changed(f"nearhit keeps no keys in files: put the key into the variable {variable}")
-        return self._draft.need(variable, "API key that the old file contains")
+        self._secrets[str(setting.value)] = variable
+        setting.changed(f"nearhit keeps no keys in files: put it into the variable {variable}")
+        return self._draft.need(variable, f"{what} that the old file contains")
+
+    def _transport(self, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the keys for headers and TLS."""
+        given: dict[str, str] = {}
+        for key in ("headers", "extra_headers"):
+            for header in self._param(key).entries():
+                if header.name.lower() in NEVER_SET:
+                    header.missing("nearhit sets this header itself")
+                elif _SECRET_HEADER.search(header.name) and header.value:
+                    given[header.name] = f"${{{self._secret(header, f'headers.{header.name}', 'header')}}}"
+                elif (text := header.text()) is not None:
+                    given[header.name] = text
+                    header.carried(f"headers.{header.name}, in place of the client's header")
+        if given:
+            yield "headers", given
+        verify = self._param("ssl_verify")
+        verify = verify if verify.is_set else self._defaults.verify
+        if isinstance(verify.value, str) and url.startswith(("https://", "${")):
+            verify.changed("tls.ca: the path counts from the folder of config.yaml")
+            yield "tls", {"ca": verify.value}
+        elif verify.value is False:
+            verify.missing("nearhit verifies all certificates: name the private authority as tls.ca of the backend")
+        else:
+            verify.carried("nearhit verifies certificates")
 
     def _mode(self) -> str:
         mode = self._info.key("mode")

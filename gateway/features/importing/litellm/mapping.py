@@ -63,7 +63,16 @@ def map_litellm(document: Document, through: str | None) -> Draft:
     draft = Draft()
     root = document.root
     litellm, router, general = (root.key(f"{name}_settings") for name in ("litellm", "router", "general"))
-    defaults = Defaults(_timeout(router, litellm), _attempts(router, litellm), _concurrency(router, general), through)
+    refreshes = litellm.key("enable_azure_ad_token_refresh")
+    refreshes.carried("identity: {type: azure} of backends without a key")
+    defaults = Defaults(
+        _timeout(router, litellm),
+        _attempts(router, litellm),
+        _concurrency(router, general),
+        through,
+        litellm.key("ssl_verify"),
+        refreshes.value is True,
+    )
     groups = read_groups(root, defaults, draft)
     if not groups:
         faults = [f for f in document.findings.values() if f.outcome is Outcome.MISSING][:MAX_REASONS]

@@ -39,6 +39,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "azure": Provider(
         None, "AZURE_API_KEY", suffix=AZURE, note="nearhit calls Azure's v1 API, which needs no api_version"
     ),
+    "bedrock": Provider(None, None, adapter="bedrock"),
     "cerebras": Provider("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
     "custom_openai": Provider(None, "OPENAI_API_KEY"),
     "deepinfra": Provider("https://api.deepinfra.com/v1/openai", "DEEPINFRA_API_KEY"),
@@ -58,6 +59,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "perplexity": Provider("https://api.perplexity.ai", "PERPLEXITYAI_API_KEY"),
     "sambanova": Provider("https://api.sambanova.ai/v1", "SAMBANOVA_API_KEY"),
     "together_ai": Provider("https://api.together.xyz/v1", "TOGETHERAI_API_KEY"),
+    "vertex_ai": Provider(None, None, note=_COMPATIBLE),
     "xai": Provider("https://api.x.ai/v1", "XAI_API_KEY"),
 }
 
@@ -120,6 +122,11 @@ def unknown_provider(provider: str, model: str) -> str:
         return (
             "the model is left out: nearhit chooses by difficulty itself; write a route with match: {model: NAME}, and "
             "light and large, or tiers, with escalate_above"
+        )
+    if provider in ("bedrock", "vertex_ai"):
+        return (
+            f"nearhit has no protocol for this model of {provider}; it is left out. Send it to the old proxy with "
+            "--through URL"
         )
     named = f"the provider {format_value(provider)}" if provider else f"a provider for {format_value(model)}"
     return (
