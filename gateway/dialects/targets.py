@@ -39,10 +39,15 @@ def canonical_path(method: str, path: str) -> str:
     if "%" not in path and "//" not in path and "/." not in path and not path.endswith("/"):
         return path
     plain = _without_dot_segments(_SLASHES.sub("/", _ESCAPE.sub(_decode_unreserved, path)))
-    if DIALECTS.claimant(method, plain) is not None:
+    if _is_known(method, plain):
         return plain
     decoded = _without_dot_segments(_SLASHES.sub("/", unquote(plain))).rstrip("/")
-    return decoded if DIALECTS.claimant(method, decoded) is not None else plain
+    return decoded if _is_known(method, decoded) else plain
+
+
+def _is_known(method: str, path: str) -> bool:
+    """Return whether a path is one of a dialect, those that pass through included."""
+    return DIALECTS.claimant(method, path) is not None or (method == "POST" and DIALECTS.reader(path) is not None)
 
 
 def _decode_unreserved(escape: re.Match[str]) -> str:

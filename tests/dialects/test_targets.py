@@ -32,6 +32,11 @@ def test_each_spelling_of_a_path_of_a_dialect_is_that_path(path: str) -> None:
     assert canonical_path("POST", path) == CHAT
 
 
+@pytest.mark.parametrize("path", ["/v2/rerank/", "/v2/%72erank", "/v2%2Frerank", "/v1/x/../../v2//rerank//"])
+def test_so_is_each_spelling_of_a_path_that_passes_through_and_is_cached(path: str) -> None:
+    assert canonical_path("POST", path) == "/v2/rerank"
+
+
 @pytest.mark.parametrize(
     ("path", "canonical"),
     [

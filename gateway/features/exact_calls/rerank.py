@@ -56,8 +56,9 @@ class Rerank(JsonCalls):
 
     def admission_of(self, call: Call, answer: Any) -> Admission:
         results = answer.get("results") if isinstance(answer, Mapping) else answer
-        is_list = isinstance(results, list) and all(isinstance(each, Mapping) for each in results)
-        return Admission.STORED if is_list else Admission.MALFORMED
+        if not isinstance(results, list) or not all(isinstance(each, Mapping) for each in results):
+            return Admission.MALFORMED
+        return Admission.STORED if results else Admission.EMPTY
 
     def billed_units(self, call: Call, usage: AnswerUsage) -> float | None:
         return search_units(call.body) if usage.searches is None else usage.searches

@@ -51,8 +51,10 @@ class Transcription(ExactCalls):
         return super().inspect(call, payload, streamed)
 
     def admission_of(self, call: Call, answer: Any) -> Admission:
-        has_text = isinstance(answer, Mapping) and isinstance(answer.get("text"), str)
-        return Admission.STORED if has_text else Admission.MALFORMED
+        text = answer.get("text") if isinstance(answer, Mapping) else None
+        if not isinstance(text, str):
+            return Admission.MALFORMED
+        return Admission.STORED if text.strip() else Admission.EMPTY
 
     def billed_units(self, call: Call, usage: AnswerUsage) -> float | None:
         return seconds_of_upload(len(call.body_bytes or b"")) if usage.seconds is None else usage.seconds

@@ -128,8 +128,8 @@ def _slots(role: Role, channel: Hashable, container: Any, key: Any) -> Iterator[
 
 
 def pieces_of_calls(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Return the tool calls of a stream as far as they came, in OpenAI's form: one for each channel, with all names and
-    arguments in it."""
+    """Return the tool calls of a stream as far as they came, in OpenAI's form. There is one for each channel, with all
+    names and arguments in it."""
     names, arguments = dict[Hashable, list[str]](), dict[Hashable, list[str]]()
     for piece in pieces:
         if piece.role is Role.TOOL:

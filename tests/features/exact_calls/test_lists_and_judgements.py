@@ -79,7 +79,7 @@ async def verdicts(served: Served, *requests: tuple[str, Any]) -> list[str]:
         ("/v1/rerank", JINA, RANKED),
         ("/v1/rerank", VLLM, RANKED),
         ("/v1/rerank", {**COHERE, "return_documents": True, "rank_fields": ["text"]}, RANKED),
-        ("/v1/rerank", {**COHERE, "documents": [{"text": "a", "title": "b"}, "c"]}, {"results": []}),
+        ("/v1/rerank", {**COHERE, "documents": [{"text": "a", "title": "b"}, "c"]}, {"results": [{"index": 1}]}),
         ("/v1/rerank", {**COHERE, "documents": ["https://ports.example", {"text": "http://ports"}]}, RANKED),
         ("/v1/moderations", {"input": "https://ports.example"}, JUDGED),
         ("/v1/moderations", JUDGEMENT, JUDGED),
@@ -231,7 +231,7 @@ async def test_an_error_of_the_endpoint_is_asked_again_and_never_stored(served: 
 async def test_a_hit_saves_the_price_of_its_search_units(served: Served, upstream: Upstream) -> None:
     """Cohere reports its search units; the endpoints that do not are billed by the number of documents."""
     many = {**COHERE, "documents": [str(i) for i in range(201)]}
-    answers(upstream, RANKED, {"results": []})
+    answers(upstream, RANKED, {"results": [{"index": 1}]})
     for body in (COHERE, COHERE, many, many):
         await served.post("/v2/rerank", body)
     async with served.session.get(served.admin_url + "/metrics") as response:

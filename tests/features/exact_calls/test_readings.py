@@ -43,9 +43,9 @@ def test_the_text_of_a_call_is_that_of_its_query_and_its_documents() -> None:
 @pytest.mark.parametrize(
     ("answer", "billed"),
     [
-        ({"results": []}, 3.0),
-        ({"results": [], "meta": {"billed_units": {"search_units": 2}}}, 2.0),
-        ({"results": [], "meta": {"billed_units": {"search_units": "two"}}}, 3.0),
+        ({"results": [{"index": 0}]}, 3.0),
+        ({"results": [{"index": 0}], "meta": {"billed_units": {"search_units": 2}}}, 2.0),
+        ({"results": [{"index": 0}], "meta": {"billed_units": {"search_units": "two"}}}, 3.0),
     ],
 )
 def test_an_answer_bills_the_search_units_that_it_reports_or_those_of_its_documents(answer: Any, billed: float) -> None:
@@ -54,7 +54,7 @@ def test_an_answer_bills_the_search_units_that_it_reports_or_those_of_its_docume
 
 
 def test_the_tokens_of_a_ranking_count() -> None:
-    answer = {"results": [], "usage": {"total_tokens": 9}}
+    answer = {"results": [{"index": 0}], "usage": {"total_tokens": 9}}
     assert RERANK.inspect(reranked(), [json.dumps(answer).encode()], False).input_tokens == 9
 
 
@@ -254,3 +254,25 @@ def test_a_document_may_have_links_that_are_texts(documents: Any, is_call: bool)
     else:
         with pytest.raises(BadRequest, match="link"):
             reranked(documents=documents)
+
+
+@pytest.mark.parametrize(
+    ("answer", "admission"),
+    [
+        (b"[]", Admission.EMPTY),
+        (b'{"results": []}', Admission.EMPTY),
+        (b'{"results": null}', Admission.MALFORMED),
+        (b'{"message": "too many requests"}', Admission.MALFORMED),
+        (b"", Admission.INCOMPLETE),
+        (b'\xef\xbb\xbf{"results": [{"index": 0}]}', Admission.STORED),
+    ],
+)
+def test_an_empty_list_of_results_is_not_stored(answer: bytes, admission: Admission) -> None:
+    assert RERANK.inspect(reranked(), [answer], False).admission is admission
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_transcript_is_not_stored(text: str) -> None:
+    call = transcribed(SOUND)
+    answer = json.dumps({"text": text}).encode()
+    assert TRANSCRIPTION.inspect(call, [answer], False).admission is Admission.EMPTY
