@@ -5,8 +5,8 @@ The credentials are those that the AWS command line would use. They are read aga
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -29,12 +29,13 @@ from gateway.upstream.building import BackendCore
 from gateway.upstream.http1.errors import NoCredentials
 from gateway.upstream.http_client import UpstreamRequest, UpstreamResponse
 from gateway.upstream.key_text import masked
-from gateway.upstream.shared_token import FRUITLESS_S, SharedToken, Token
+from gateway.upstream.shared_token import SharedToken, Token
 
 LOG = logging.getLogger("nearhit.upstreams")
 CONNECT_S, READ_S = 3, 5  # of a call to the token service of AWS
 MAX_LIFE_S = 24 * 3600  # of credentials, as far as the gateway looks
 MAX_UPLOAD = 25 * 2**20  # bytes of a streamed body, which is read before it is signed: Bedrock accepts no larger one
+MAX_INLINE = 512 * 1024  # bytes of a body that is hashed in the event loop, which takes half a millisecond
 SKEW_S = 240.0  # between the clocks; AWS refuses five minutes
 SESSION_NAME = "nearhit"
 EXPECTED = "expected AWS_ACCESS_KEY_ID with a secret, a profile, a web identity, or the role of the machine"
@@ -124,7 +125,6 @@ class AwsSignatures:
         self._setting = setting
         self._clock = clock
         self._skew = timedelta()  # of the clock of AWS, against ours
-        self._quiet_until = -math.inf  # after a read that a refusal had caused: roles give new ones each time
 
     async def authorized(self, request: UpstreamRequest, origin: str, until: float) -> UpstreamRequest:
         signer = await self._signers.current(until)
@@ -137,7 +137,9 @@ class AwsSignatures:
         if not isinstance(request.body, bytes):
             request = request._replace(body=await _whole(request.body), length=None)
         now = datetime.fromtimestamp(self._clock.wall(), UTC) + self._skew
-        lines = signed_lines(request, origin, signer, self._setting.service, region, now)
+        arguments = request, origin, signer, self._setting.service, region, now
+        is_long = isinstance(request.body, bytes) and len(request.body) > MAX_INLINE
+        lines = await asyncio.to_thread(signed_lines, *arguments) if is_long else signed_lines(*arguments)
         return request._replace(extra_headers=(*request.extra_headers, *lines))
 
     async def renew(self, refused: UpstreamRequest, refusal: UpstreamResponse, until: float) -> bool:
@@ -145,15 +147,10 @@ class AwsSignatures:
             return False
         if self._corrects_clock(refused, refusal):
             return True
-        signer, now = await self._signers.current(until), self._clock.monotonic()
+        signer = await self._signers.current(until)
         if f"Credential={signer.access_key}/" not in _sent(refused, "authorization"):
             return True  # another request has brought new ones
-        if now < self._quiet_until or not _is_about_credentials(refusal):
-            return False
-        try:
-            return await self._signers.renewed(signer, until)
-        finally:
-            self._quiet_until = self._clock.monotonic() + FRUITLESS_S
+        return _is_about_credentials(refusal) and await self._signers.renewed(signer, until)
 
     async def close(self) -> None:
         await self._signers.close()

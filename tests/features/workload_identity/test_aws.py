@@ -92,15 +92,16 @@ async def test_the_provider_accepts_what_the_gateway_signs_and_no_client_credent
 ) -> None:
     with caplog.at_level(logging.DEBUG, "nearhit"):
         async with gateway_of(config_of(tmp_path, amazon.backend()), NO_CACHE) as served:
-            for stream in (False, True):
-                answer = await served.chat("Grüße, 世界", headers=CLIENT, stream=stream)
-                assert answer.status == 200, amazon.faults
+            for text in ("Grüße, 世界", "long " * 200_000):
+                for stream in (False, True):
+                    answer = await served.chat(text, headers=CLIENT, stream=stream)
+                    assert answer.status == 200, amazon.faults
             # A target with parameters out of order, an encoded colon and slash, and a doubled slash.
             for path in ("/v1/models?b=2&a=1&a=0&c", "/model/arn%3Aaws%3Ax%2Fy:0/invoke", "/a//b/../c", "/v1/x%20y~z"):
                 await served.get(path, CLIENT)
             shown = await (await served.session.get(served.admin_url + "/admin/backends")).text()
     assert not amazon.faults
-    assert len(amazon.service.calls) == 6
+    assert len(amazon.service.calls) == 8
     assert len(amazon.container.calls) == 1
     for call in amazon.service.calls:
         assert "of-the-client" not in str(call.headers)
@@ -161,10 +162,10 @@ async def test_a_permission_that_is_lacking_is_no_reason_for_other_credentials(a
             assert (await served.chat(str(i))).status == 403
         assert (len(amazon.service.calls), len(amazon.container.calls)) == (3, 1)
         amazon.refusal = "UnrecognizedClientException"
-        for i in range(3):
+        for i in range(5):
             assert (await served.chat(f"again {i}")).status == 403
-    # One request is sent again. The others are too soon after it.
-    assert (len(amazon.service.calls), len(amazon.container.calls)) == (7, 2)
+    # Three requests are sent again, each with new credentials. The others come too soon after them.
+    assert (len(amazon.service.calls), len(amazon.container.calls)) == (3 + 5 + 3, 4)
 
 
 async def test_a_wrong_clock_of_this_machine_takes_the_time_of_the_provider(amazon: Amazon, tmp_path: Path) -> None:
