@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from tests.fixtures import bedrock
+
 FORMS = Path(__file__).with_name("forms")
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -23,7 +25,8 @@ PATHS = {
     "responses": "/v1/responses",
     "messages": "/v1/messages",
 }
-TRANSLATED = {"chat": "messages", "messages": "chat"}
+TRANSLATED = {"chat": "messages", "messages": "chat", "converse": "messages"}
+FOR_SERVERS = {"converse": "chat"}  # dialects of servers alone -> that of the client whose way is `untranslated`
 KEYS = {"name", "source", "dialect", "request", "response", "sent", "right", "stored", "except"}
 RESPONSE_KEYS = {"status", "headers", "body", "events", "each", "raw", "end", "pieces", "framing", "encoding", "cut"}
 REQUEST_KEYS = {"headers", "fields", "body", "encoding", "path", "framing", "stream"}
@@ -113,8 +116,8 @@ def load(file: Path) -> Form:
 def _form(stem: str, given: Mapping[str, Any]) -> Form:
     _check(given, KEYS, "the form")
     dialect = given["dialect"]
-    if dialect not in PATHS:
-        raise FormError(f"dialect: {dialect!r}, expected one of {', '.join(PATHS)}")
+    if dialect not in PATHS.keys() | FOR_SERVERS.keys():
+        raise FormError(f"dialect: {dialect!r}, expected one of {', '.join([*PATHS, *FOR_SERVERS])}")
     if not str(given["source"]).startswith("https://"):
         raise FormError("source: expected the address of a public thread or page")
     request, response, right = given.get("request", {}), given.get("response"), given.get("right", {})
@@ -155,7 +158,8 @@ def _check(given: Mapping[str, Any], known: set[str], where: str) -> None:
 def _reply(dialect: str, given: Mapping[str, Any]) -> Reply:
     _check(given, RESPONSE_KEYS, "response")
     streamed = "body" not in given
-    headers = {"Content-Type": "text/event-stream" if streamed else "application/json", **given.get("headers", {})}
+    of_streams = bedrock.MEDIA_TYPE if dialect == "converse" else "text/event-stream"
+    headers = {"Content-Type": of_streams if streamed else "application/json", **given.get("headers", {})}
     pieces = [piece.encode() for piece in given["pieces"]] if "pieces" in given else [_content(dialect, given)]
     if "pieces" in given:
         streamed = headers["Content-Type"].startswith("text/event-stream")
@@ -179,7 +183,13 @@ def _content(dialect: str, given: Mapping[str, Any]) -> bytes:
 
 
 def event_bytes(dialect: str, event: Any, each: Mapping[str, Any]) -> bytes:
-    """Return an event: a mapping is its data, to which `each` is added; a text is its data as it stands."""
+    """Return an event: a mapping is its data, to which `each` is added; a text is its data as it stands. Those of
+    Converse are frames. An `exception` is one, with its `message`."""
+    if dialect == "converse":
+        fields = {key: value for key, value in event.items() if key not in ("type", "exception")}
+        if "exception" in event:
+            return bedrock.exception(event["exception"], **fields)
+        return bedrock.event(event["type"], **fields)
     if isinstance(event, str):
         return f"data: {event}\n\n".encode()
     name = f"event: {event['type']}\n" if dialect in ("messages", "responses") and "type" in event else ""

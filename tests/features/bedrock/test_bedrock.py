@@ -251,6 +251,12 @@ async def test_other_operations_say_that_they_are_not_of_converse(served: Served
         assert "cannot be translated to Bedrock's Converse" in answer.json["error"]["message"]
 
 
+async def test_tokens_are_estimated_for_a_client_that_asks(served: Served) -> None:
+    answer = await served.post("/v1/messages/count_tokens", {"model": "m", "messages": QUESTION})
+    assert answer.status == 200
+    assert answer.json["input_tokens"] > 3
+
+
 @pytest.mark.skipif(bool(LACKING), reason=LACKING)
 async def test_a_signed_call_of_a_model_with_an_arn_is_accepted(
     bedrock: Bedrock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
