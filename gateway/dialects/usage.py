@@ -28,7 +28,8 @@ _TIMESTAMP = re.compile(rb"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})[.,](\d{3})\s*(?:\r?\
 _INPUT = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount")
 _OUTPUT = ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount")
 _TOTAL = ("total_tokens", "totalTokens", "totalTokenCount")
-_WRITTEN = ("cache_creation_input_tokens", "cache_read_input_tokens")  # Anthropic counts them apart
+# Anthropic and Bedrock count what a prompt cache read and wrote apart.
+_APART = ("cache_creation_input_tokens", "cache_read_input_tokens", "cacheWriteInputTokens", "cacheReadInputTokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ def _tokens_in(value: Mapping[str, Any]) -> Tokens | None:
         usage = usage_of(holder) or holder.get("usageMetadata")
         if isinstance(usage, Mapping) and (counts := _counts(usage)) is not None:
             return counts
-        meta = holder.get("meta")  # Cohere
-        for units in (meta.get("tokens"), meta.get("billed_units")) if isinstance(meta, Mapping) else ():
-            if isinstance(units, Mapping) and (counts := _counts(units)) is not None:
-                return counts
+        for owner in (holder.get("meta"), usage):  # Cohere: its first API, and the chat of its second one
+            # It bills fewer tokens than its models read.
+            for units in (owner.get("billed_units"), owner.get("tokens")) if isinstance(owner, Mapping) else ():
+                if isinstance(units, Mapping) and (counts := _counts(units)) is not None:
+                    return counts
         if isinstance(holder.get("eval_count"), int) or isinstance(holder.get("prompt_eval_count"), int):  # Ollama
             return Tokens(count_of(holder.get("prompt_eval_count")), count_of(holder.get("eval_count")))
         if isinstance(holder.get("tokens_predicted"), int):  # llama.cpp
@@ -87,7 +89,7 @@ def _tokens_in(value: Mapping[str, Any]) -> Tokens | None:
 
 def _holders(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the objects that may have a usage: the answer, or what its event carries."""
-    for holder in (value.get("response"), value.get("message"), value):
+    for holder in (value.get("response"), value.get("message"), value.get("delta"), value):
         if isinstance(holder, Mapping):
             yield holder
 
@@ -102,11 +104,12 @@ def _counts(usage: Mapping[str, Any]) -> Tokens | None:
     taken, made, thoughts = _first(usage, _INPUT), _first(usage, _OUTPUT), count_of(usage.get("thoughtsTokenCount"))
     if thoughts and _first(usage, _TOTAL) != taken + made:
         made += thoughts
-    read = count_of(usage.get("cache_read_input_tokens"))
-    taken += sum(count_of(usage.get(key)) for key in _WRITTEN) if "prompt_tokens" not in usage else 0
+    read = count_of(usage.get("cache_read_input_tokens")) or count_of(usage.get("cacheReadInputTokens"))
+    taken += sum(count_of(usage.get(key)) for key in _APART) if "prompt_tokens" not in usage else 0
     taken = max(taken, _first(usage, _TOTAL) - made)
     cached = cached_tokens(usage) or read or count_of(usage.get("cachedContentTokenCount"))
-    return Tokens(taken, made, cached, written_tokens(usage), thoughts or reasoning_tokens(usage))
+    written = written_tokens(usage) or count_of(usage.get("cacheWriteInputTokens"))
+    return Tokens(taken, made, cached, written, thoughts or reasoning_tokens(usage))
 
 
 def _first(usage: Mapping[str, Any], names: Sequence[str]) -> int:

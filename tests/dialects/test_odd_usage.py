@@ -13,6 +13,7 @@ from gateway.dialects.known import find_dialect
 from gateway.dialects.usage import UsageReader, usage_in
 from gateway.messages import Event
 from gateway.outcomes import Admission
+from gateway.prices import Price, Tokens
 from tests.dialects.test_translation import through, to_claude, to_openai
 
 NO_COUNTS = (
@@ -94,3 +95,36 @@ def test_an_odd_usage_fails_no_translation(count: str) -> None:
         ended = json.dumps({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": "USAGE"})
         events = [each.replace('"USAGE"', usage).encode() for each in (begun, ended, '{"type": "message_stop"}')]
         assert through(to_claude(stream=True), map(Event, events))[-1] == b"[DONE]"
+
+
+COHERE = {"billed_units": {"input_tokens": 5, "output_tokens": 3}, "tokens": {"input_tokens": 80, "output_tokens": 3}}
+FORMS: list[tuple[dict[str, Any], Tokens]] = [
+    ({"meta": COHERE}, Tokens(5, 3)),
+    ({"meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": 80}}}, Tokens(80, 0)),
+    ({"usage": COHERE}, Tokens(5, 3)),
+    ({"type": "message-end", "delta": {"finish_reason": "COMPLETE", "usage": COHERE}}, Tokens(5, 3)),
+    (
+        {"usage": {"inputTokens": 10, "outputTokens": 5, "cacheReadInputTokens": 80, "cacheWriteInputTokens": 20}},
+        Tokens(110, 5, cached=80, written=20),
+    ),
+    (
+        {"usage": {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 80}},
+        Tokens(90, 5, cached=80),
+    ),
+    (
+        {"usage": {"prompt_tokens": 100, "completion_tokens": 5, "cache_read_input_tokens": 80}},
+        Tokens(100, 5, cached=80),
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "tokens"), FORMS)
+def test_tokens_count_as_their_provider_bills_them(answer: dict[str, Any], tokens: Tokens) -> None:
+    """langchain-ai/langsmith-sdk #1858: what Bedrock counts apart was taken for a part of the input."""
+    assert usage_in(answer).tokens == tokens
+
+
+@pytest.mark.parametrize("cached", [0, 90, 110, 10**9])
+def test_more_cached_tokens_than_input_cost_no_less_than_nothing(cached: int) -> None:
+    price = Price(input_per_million=10.0, output_per_million=10.0, cached_input_per_million=1.0)
+    assert 1e-4 <= price.of(100, 0, cached) <= 1e-3
