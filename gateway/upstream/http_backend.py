@@ -57,14 +57,17 @@ from gateway.upstream.header_filter import (
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, NoCredentials, TimedOut
 from gateway.upstream.http_client import (
     AZURE_KEY,
+    PROXY_AUTHENTICATION_REQUIRED,
     HttpClient,
     Identity,
     Opening,
     UpstreamRequest,
     UpstreamResponse,
     failure_of,
+    proxy_refused,
     refusal_of,
 )
+from gateway.upstream.http_client import REFUSALS as CREDENTIAL_REFUSALS
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream, without_mark
 from gateway.upstream.retry import is_repeatable
 from gateway.upstream.websocket import HttpWebSocket, open_websocket, protocols_of
@@ -374,26 +377,30 @@ class HttpBackend(LimitedBackend):
 
     async def _websocket(self, request: RequestContext) -> Response:
         """Open a WebSocket, or return the endpoint's response to the handshake, which may refuse or ignore it (RFC 9110
-        section 7.8). The endpoint is asked once."""
+        section 7.8). The endpoint is asked once, and once more with other credentials if it refuses those of the
+        gateway."""
         permit = await self._limiter.acquire_client_paced(request)
         handshake = Handshake()
         CURRENT_HANDSHAKE.set(handshake)
-        target = self._target(request.path, request.query)
-        url = URL(self._base.origin + target, encoded=True)
         now = asyncio.get_running_loop().time()
+        until = now + MAX_HANDSHAKE_S
         try:
             async with asyncio.timeout(min(self._timeouts.first_byte, MAX_HANDSHAKE_S)):
-                offered = protocols_of(request, with_keys=self._withholds is None)
-                headers = self._headers(request)
-                if self._identity is not None:
-                    handshake_request = UpstreamRequest("GET", target, headers)
-                    authorized = await self._identity.authorized(
-                        handshake_request, self._base.origin, now + MAX_HANDSHAKE_S
-                    )
-                    headers = [*authorized.headers, *authorized.extra_headers]
-                socket = await open_websocket(self._session.get(), url, headers, offered)
+                asked = UpstreamRequest("GET", self._target(request.path, request.query), self._headers(request))
+                sent = await self._authorized(asked, until)
+                try:
+                    socket = await self._shake_hands(request, sent)
+                except aiohttp.WSServerHandshakeError:
+                    again = await self._renewed(asked, sent, handshake, until)
+                    if again is None:
+                        raise
+                    socket = await self._shake_hands(request, again)
         except BaseException as error:
             if isinstance(error, aiohttp.WSServerHandshakeError) and handshake.refusal is not None:
+                if handshake.status == PROXY_AUTHENTICATION_REQUIRED and self._session.proxy is not None:
+                    handshake.refusal.close()
+                    permit.release()
+                    raise self._to_gateway_error(proxy_refused()) from None
                 answer = refusal_of(handshake.refusal, handshake.status)
                 permit.on_response(request, answer.status)
                 return await self._read(request, answer, permit, now + request.calls.due - permit.acquired_at)
@@ -403,14 +410,42 @@ class HttpBackend(LimitedBackend):
             if isinstance(error, aiohttp.WSServerHandshakeError):
                 message = f"backend '{self.name}' answered the handshake of a WebSocket wrongly"
                 raise BackendError(message, retryable=False) from None
-            if isinstance(error, NoCredentials):
-                raise self._to_gateway_error(error) from None
             if isinstance(error, aiohttp.ClientError | OSError):
-                raise self._to_gateway_error(failure_of(error)) from None
-            raise
+                error = failure_of(error)
+            failure = self._to_gateway_error(error)
+            if failure is error:
+                raise
+            raise failure from None
         finally:
             CURRENT_HANDSHAKE.set(None)
         return Response(101, self._provider_ids.header(handshake.headers), Tunnel(HttpWebSocket(socket, permit)))
+
+    async def _shake_hands(self, request: RequestContext, sent: UpstreamRequest) -> aiohttp.ClientWebSocketResponse:
+        """Open a WebSocket. Raise what aiohttp raises."""
+        url = URL(self._base.origin + sent.target, encoded=True)
+        offered = protocols_of(request, with_keys=self._withholds is None)
+        return await open_websocket(self._session.get(), url, [*sent.headers, *sent.extra_headers], offered)
+
+    async def _authorized(self, asked: UpstreamRequest, until: float) -> UpstreamRequest:
+        """Return a handshake with the credentials of `identity`. `until` is event-loop time. Raise `NoCredentials`."""
+        return asked if self._identity is None else await self._identity.authorized(asked, self._base.origin, until)
+
+    async def _renewed(
+        self, asked: UpstreamRequest, sent: UpstreamRequest, handshake: Handshake, until: float
+    ) -> UpstreamRequest | None:
+        """Return a refused handshake with other credentials, or None if there are none, or others would not help."""
+        identity, refusal = self._identity, handshake.refusal
+        if identity is None or refusal is None or handshake.status not in CREDENTIAL_REFUSALS:
+            return None
+        try:
+            if not await identity.renew(sent, refusal_of(refusal, handshake.status), until):
+                return None
+            again = await self._authorized(asked, until)
+        except ExchangeFailed:  # the refusal tells more
+            return None
+        refusal.close()
+        handshake.refusal = None
+        return again
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         permit = await self._limiter.acquire(request)

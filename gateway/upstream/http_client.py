@@ -239,10 +239,10 @@ class AiohttpClient:
             raise (failure.after_resend() if resent else failure) from None
 
     def _answer_of(self, response: aiohttp.ClientResponse) -> UpstreamResponse:
-        """Return the answer of the server. Raise `NoTunnel` for that of a proxy, which sent nothing on."""
+        """Return the answer of the server. Raise `ConnectFailed` for that of a proxy, which sent nothing on."""
         if response.status == PROXY_AUTHENTICATION_REQUIRED and self._session.proxy is not None:
             response.close()
-            raise NoTunnel(f"the proxy answers with status {PROXY_AUTHENTICATION_REQUIRED}")
+            raise proxy_refused()
         return _Answer(response, self._finishing)
 
     async def close(self) -> None:
@@ -272,6 +272,11 @@ def failure_of(error: Exception) -> ExchangeFailed:
         words = describe_connect_error(error.os_error)
         return ConnectFailed(f"its proxy: {words}" if isinstance(error, aiohttp.ClientProxyConnectionError) else words)
     return ExchangeFailed(type(error).__name__)
+
+
+def proxy_refused() -> ConnectFailed:
+    """Return the error of a request for which a proxy wants other credentials."""
+    return ConnectFailed(f"the proxy answers with status {PROXY_AUTHENTICATION_REQUIRED}")
 
 
 def refusal_of(response: aiohttp.ClientResponse, status: int) -> UpstreamResponse:

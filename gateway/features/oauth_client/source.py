@@ -103,4 +103,4 @@ def _token_of(fields: Mapping[str, Any]) -> Token[str]:
         raise NoCredentials("its answer has no access_token, expected the JSON object of RFC 6749")
     if isinstance(kind, str) and kind.lower() != "bearer":
         raise NoCredentials("its token is of another type, expected token_type: Bearer")
-    return Token(checked_key(token), None if life is None else seconds(life, "expires_in"))
+    return Token(checked_key(token.strip()), None if life is None else seconds(life, "expires_in"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import WSServerHandshakeError, web
 
 from gateway.cli.doctor.network import inspect_backends
 from gateway.config.load import read_config
@@ -142,6 +142,31 @@ async def test_an_upload_that_was_refused_is_not_sent_again_and_the_next_one_has
         assert await upload() == 401
         assert len(upstream.calls) == 2
         assert await upload() == 200
+
+
+async def test_a_websocket_that_was_refused_is_opened_with_the_new_key(upstream: Upstream, tmp_path: Path) -> None:
+    async def answer(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        if request.headers["Authorization"] != f"Bearer {accepted}":
+            return web.json_response({"error": {"message": "bad key"}}, status=401)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(f"hello {accepted}")
+        await socket.close()
+        return socket
+
+    upstream.answer = answer
+    (tmp_path / "key").write_text("sk-one")
+    async with keyed(upstream, tmp_path, api_key_command=printing(tmp_path)) as served:
+        for accepted in ("sk-one", "sk-two"):
+            (tmp_path / "key").write_text(accepted)
+            async with served.session.ws_connect(served.url + "/v1/realtime", headers=CLIENT) as socket:
+                assert await socket.receive_str() == f"hello {accepted}"
+        accepted = "sk-three"
+        with pytest.raises(WSServerHandshakeError) as raised:
+            await served.session.ws_connect(served.url + "/v1/realtime", headers=CLIENT)
+        assert raised.value.status == 401
+    assert len(upstream.calls) == 4
+    assert (tmp_path / "runs").read_text() == "xxx"
 
 
 async def test_a_command_that_fails_is_told_in_the_log_and_reaches_no_endpoint(
