@@ -460,6 +460,7 @@ class StoredCandidate:
 
     question: str
     similarity: float  # in [0, 1]
+    entries: int = 0  # of the scope that it was found in; 0: not known, and judged as one of many
 
 
 @dataclass(slots=True)
@@ -475,6 +476,7 @@ class Opinion:
     trees_doubt: float = 1.0
     words_shared: float = 0.0  # share of the words of both questions that both have
     is_same: bool = False  # both count as the same text, so that no label of other questions moves the score
+    is_of_few: bool = False  # the weights of few entries gave the score (`gateway.cache.verifiers`)
 
 
 PriorBands = Sequence[tuple[float, float]]

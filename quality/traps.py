@@ -50,6 +50,7 @@ def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
 def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, threshold: float) -> list[Tally]:
     """Return the tallies by kind, in the order of the files, and then the one of all pairs."""
     decision = Decision(verifier, embedder, FixedThreshold(verifier, threshold, learn=False), 0.0)
+    decision.entries = 1
     served = asyncio.run(_is_served(traps, decision, embedder, verifier.floor))
     kinds = list(dict.fromkeys(trap.kind for trap in traps))
     return [_tally(kind, traps, served) for kind in (*kinds, "all")]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.verifiers import FEW_ENTRIES
 from gateway.outcomes import Refusal
 from gateway.ports import Opinion, StoredCandidate, TextEncoder, Verifier
 from quality.decision import StoredQuestion
@@ -99,7 +100,8 @@ class Opinions:
 
 
 def _key(question: str, candidate: StoredCandidate) -> bytes:
-    both = f"{question}\0{candidate.question}".encode("utf-8", "surrogatepass")
+    entries = candidate.entries if candidate.entries <= FEW_ENTRIES else 0  # the same opinion on all larger ones
+    both = f"{question}\0{candidate.question}\0{entries}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(both, digest_size=12).digest()
 
 

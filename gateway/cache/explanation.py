@@ -29,6 +29,7 @@ class ExplainedPair:
     opinion_probability: float | None  # of the first score, by the verifier's own calibration
     read_closely: bool  # a second opinion could have reached the threshold
     second_opinion: float | None  # the score of the slower check, or None without a result
+    few_entries: bool  # the weights of few entries gave that score, as the scope has few
     linked: bool  # a link names the stored answer for this question, so its score does not matter
     framed: bool  # two prompts of one template: only the differing parts were compared
     evidence_shift: float  # how far labels near the question move the score
@@ -105,7 +106,7 @@ class ExplainedPair:
 
     def _second_opinion_text(self) -> str:
         if self.second_opinion is not None:
-            return f"{self.second_opinion:.4f}"
+            return f"{self.second_opinion:.4f}{', by the weights of few entries' if self.few_entries else ''}"
         return "no result" if self.read_closely else "not run: it could not change the decision"
 
 
@@ -143,6 +144,7 @@ def build_explanation(first: Judgement, last: Judgement, details: LookupDetails)
         opinion_probability=None if plain else first.opinion.probability,
         read_closely=details.read_closely,
         second_opinion=None if details.second is None else details.second.score,
+        few_entries=details.second is not None and details.second.is_of_few,
         linked=last.linked,
         framed=details.framed,
         evidence_shift=0.0 if plain or last.verbatim or last.linked else last.score - last.opinion.score,

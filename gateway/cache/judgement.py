@@ -195,7 +195,7 @@ class CandidateScorer:
         shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector, client)
         scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift, client)
         if opinions is None:
-            opinions = self._opinions(question, neighbours)
+            opinions = self._opinions(question, neighbours, entries)
         for (entry, similarity), opinion in zip(neighbours, opinions, strict=True):
             scores.judged.append(self._evaluate(scores, entry, similarity, opinion))
         if len(neighbours) > 1:
@@ -234,7 +234,7 @@ class CandidateScorer:
         second = dict[int, Opinion | None]()
         for at in scores.unread:
             (entry, similarity), first = scores.neighbours[at], scores.judged[at].opinion
-            candidate = StoredCandidate(entry.question or "", similarity)
+            candidate = StoredCandidate(entry.question or "", similarity, scores.entries)
             second[at] = await self._verifier.second_opinion(scores.question, candidate, first)
             scores.judged[at] = self._evaluate(scores, entry, similarity, second[at] or replace(first, ceiling=None))
             if scores.judged[at].reason is None:
@@ -254,13 +254,13 @@ class CandidateScorer:
             closer = replace(whole, veto=Refusal.TEMPLATE)
         scores.judged[scores.best_index] = self._evaluate(scores, *scores.neighbours[scores.best_index], closer)
 
-    def _opinions(self, question: str, neighbours: Sequence[NeighbourEntry]) -> Sequence[Opinion]:
+    def _opinions(self, question: str, neighbours: Sequence[NeighbourEntry], entries: int) -> Sequence[Opinion]:
         if self._is_similarity_only:
             return [
                 Opinion(similarity, similarity, veto=spelling_veto(question, entry.question or ""))
                 for entry, similarity in neighbours
             ]
-        candidates = [StoredCandidate(entry.question or "", similarity) for entry, similarity in neighbours]
+        candidates = [StoredCandidate(entry.question or "", similarity, entries) for entry, similarity in neighbours]
         return [
             VERBATIM if is_verbatim(question, candidate.question) else opinion
             for candidate, opinion in zip(candidates, self._verifier.opinions(question, candidates), strict=True)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from types import FrameType
 
@@ -36,8 +37,11 @@ from gateway.cache.forest import from_arrays
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.verifiers import (
+    FEW_ENTRIES,
+    FREE_WORDING,
     MAX_LOGIT,
     MAX_WAITING,
+    NEAR_FROM,
     WEIGHTS,
     Calibration,
     FirstCombination,
@@ -307,6 +311,63 @@ def test_a_doubt_counts_for_more_between_questions_that_share_their_words() -> N
                  for shared in (0.2, 0.9))  # fmt: skip
     assert most > few
     assert weights.log_odds(0.85, 0.5, 0.0, 0.2) > weights.log_odds(0.85, 0.5, 0.0, 0.9)
+
+
+def score_among(entries: int, logit: float = 2.0, similarity: float = 0.65) -> float:
+    """Return the log-odds of a wording with little in common, in a scope of so many entries."""
+    log_odds, _ = VERIFIER.weights.second_log_odds(similarity, 0.3, logit, 0.2, entries)
+    return log_odds
+
+
+def test_the_cross_encoder_counts_for_more_among_few_entries() -> None:
+    among = [score_among(entries) for entries in (1, 4, 16, 64, FEW_ENTRIES + 1)]
+    assert among == sorted(among, reverse=True)
+    assert among[0] > among[-1] + 1.0
+    assert score_among(1, 2.0) - score_among(1, -2.0) > score_among(1000, 2.0) - score_among(1000, -2.0)
+
+
+@pytest.mark.parametrize("entries", [0, FEW_ENTRIES + 1, 1_000_000])
+def test_a_scope_of_many_or_of_unknown_size_is_judged_by_the_usual_weights(entries: int) -> None:
+    usual = VERIFIER.weights.second.log_odds(0.65, 0.3, 2.0, 0.2)
+    assert VERIFIER.weights.second_log_odds(0.65, 0.3, 2.0, 0.2, entries) == (usual, False)
+
+
+@pytest.mark.parametrize("similarity", [NEAR_FROM, 1.0])
+def test_few_entries_raise_no_score_of_nearly_equal_questions(similarity: float) -> None:
+    usual = VERIFIER.weights.second.log_odds(similarity, 0.3, MAX_LOGIT, 0.9)
+    assert VERIFIER.weights.second_log_odds(similarity, 0.3, MAX_LOGIT, 0.9, 1) == (usual, False)
+
+
+@pytest.mark.parametrize("words_shared", [FREE_WORDING, 0.5, 1.0])
+def test_few_entries_raise_no_score_of_questions_that_share_a_third_of_their_words(words_shared: float) -> None:
+    usual = VERIFIER.weights.second.log_odds(0.8, 0.0, MAX_LOGIT, words_shared)
+    assert VERIFIER.weights.second_log_odds(0.8, 0.0, MAX_LOGIT, words_shared, 1) == (usual, False)
+
+
+def test_few_entries_lower_no_score() -> None:
+    for similarity, doubt, logit, shared in product((0.6, 0.75, 0.9), (0.0, 1.0), (-MAX_LOGIT, 0.0, 4.0), (0.0, 1.0)):
+        usual, _ = VERIFIER.weights.second_log_odds(similarity, doubt, logit, shared)
+        assert VERIFIER.weights.second_log_odds(similarity, doubt, logit, shared, 1)[0] >= usual
+
+
+def test_tuned_weights_judge_few_entries_like_many() -> None:
+    tuned = replace(VERIFIER.weights, few=None)
+    assert tuned.second_log_odds(0.65, 0.3, 2.0, 0.2, 1) == tuned.second_log_odds(0.65, 0.3, 2.0, 0.2, 1000)
+    assert tuned.version != VERIFIER.weights.version
+
+
+async def test_a_rewording_is_served_alone_and_not_among_many(both: TwoStageVerifier) -> None:
+    asked, stored = "What stops a cut avocado from going brown?", "How do I keep avocado from turning brown?"
+    scores = []
+    for entries in (1, 1000):
+        candidate = StoredCandidate(stored, 0.72, entries)
+        (first,) = both.opinions(asked, [candidate])
+        second = await both.second_opinion(asked, candidate, first)
+        assert second is not None
+        assert first.ceiling is not None
+        assert first.ceiling >= second.score
+        scores.append((second.score >= LEAST, second.is_of_few))
+    assert scores == [(True, True), (False, False)]
 
 
 def test_the_second_opinion_weighs_the_words_that_both_have() -> None:
