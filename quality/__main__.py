@@ -249,7 +249,7 @@ class Report:
         verifiers = {"traps": self.opinions} | ({"traps, tuned": self.tuned} if self.tuned is not None else {})
         for name, opinions in verifiers.items():
             ledger = ThresholdLedger(opinions.prior)
-            thresholds = {budget: ledger.threshold(budget, ledger.growth(1)) for budget in self.given.budgets}
+            thresholds = {budget: ledger.threshold(budget, entries=1) for budget in self.given.budgets}
             tallies = {b: traps.tally(pairs, opinions, self.embedder, each) for b, each in thresholds.items()}
             self.found[name] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}
             self.print_section(

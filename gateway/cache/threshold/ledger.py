@@ -91,9 +91,9 @@ GROWTH = 0.55
 
 MAX_GROWTH = 8.0  # beyond this factor only labels can tell
 
-# A young cache has few entries to be wrong with. This factor holds up to some 120 entries. A promise of 1 % then allows
+# A young cache has few entries to be wrong with. This factor holds up to some 140 entries. A promise of 1 % then allows
 # scores that are wrong one time in five, and a lower factor would allow worse ones, to save a few requests.
-MIN_GROWTH = 0.3
+MIN_GROWTH = 0.32
 
 PRIOR_ENTRIES = 1100  # geometric mean of the entries that the neighbours of the calibration were the nearest of
 
@@ -110,7 +110,7 @@ class ThresholdState:
 
     threshold: float  # the lowest score that may be served
     shares: WrongShares
-    rates: FloatArray  # (BANDS,) neighbours in each band per request
+    rates: FloatArray  # (BANDS,) neighbours in each band per request, times the factor of the entries on wrong hits
 
     def audit_weights(self) -> list[float]:
         """Return for each band the factor on the mean audit share.
@@ -221,16 +221,10 @@ class ThresholdLedger:
         self.sized_lookups += traffic.sized_lookups
         self.log_size += traffic.log_size
 
-    def growth(self, entries: int) -> float:
-        """Return the factor on wrong hits that a cache of `entries` makes likely, compared with the counts so far.
-
-        The counts include those of the calibration. The factor is 1 if `entries` is 0, which means not known.
-        """
-        if entries <= 0:
-            return 1.0
-        lookups = self.sized_lookups + PRIOR_REQUESTS
-        typical = math.exp((self.log_size + PRIOR_REQUESTS * math.log(PRIOR_ENTRIES)) / lookups)
-        return float(min(MAX_GROWTH, max(MIN_GROWTH, (entries / typical) ** GROWTH)))
+    @property
+    def typical_entries(self) -> float:
+        """The geometric mean of the entries that the counted lookups searched; that of the calibration without any."""
+        return math.exp(self.log_size / self.sized_lookups) if self.sized_lookups > 0 else PRIOR_ENTRIES
 
     def label(self, score: float, wrong: float, client: str = TOGETHER, weight: float = 1.0) -> None:
         """Record that a neighbour with this score was wrong (1) or right (0), or how likely it was wrong. `client` sent
@@ -240,26 +234,29 @@ class ThresholdLedger:
         self.wrong[band] += weight * wrong
         self.clients.add(client, band, wrong, weight)
 
-    def state_for(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
-        """Return the state for a promise in wrong hits over all requests. `growth` is a factor on expected wrong
-        hits."""
-        shares, rates = self.wrong_shares(), self._rates()
-        return ThresholdState(_lowest(shares, rates, AIM * max_wrong_hits / growth), shares, rates)
+    def state_for(self, max_wrong_hits: float, entries: float = 0.0) -> ThresholdState:
+        """Return the state for a promise in wrong hits over all requests, in a scope of `entries`. 0: not known."""
+        return self.state_of(self.wrong_shares(), max_wrong_hits, entries)
 
-    def threshold_for(self, client: str | None, state: ThresholdState, max_wrong_hits: float, growth: float) -> float:
+    def state_of(self, shares: WrongShares, max_wrong_hits: float, entries: float = 0.0) -> ThresholdState:
+        """Return the state for `shares`, which `wrong_shares` has returned. See `state_for`."""
+        rates = self._rates(entries)
+        return ThresholdState(_lowest(shares, rates, AIM * max_wrong_hits), shares, rates)
+
+    def threshold_for(self, client: str | None, state: ThresholdState, max_wrong_hits: float) -> float:
         """Return the threshold of one client, at least that of all. `client` comes from `ClientLabels.group`.
 
-        `state` has the same promise and growth.
+        `state` has the same promise.
         """
         counted = self.clients.view(client)
         if counted is None:
             return state.threshold
         shares = self._model.posterior(counted[0], counted[1]).shares()
-        return max(state.threshold, _lowest(shares, state.rates, AIM * max_wrong_hits / growth))
+        return max(state.threshold, _lowest(shares, state.rates, AIM * max_wrong_hits))
 
-    def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
-        """Return the threshold for a promise. See `ThresholdState`."""
-        return self.state_for(max_wrong_hits, growth).threshold
+    def threshold(self, max_wrong_hits: float, entries: float = 0.0) -> float:
+        """Return the threshold for a promise in a scope of `entries`. See `ThresholdState`."""
+        return self.state_for(max_wrong_hits, entries).threshold
 
     def wrong_shares(self) -> WrongShares:
         """Return the share of wrong neighbours in each band, from calibration and labels."""
@@ -276,9 +273,22 @@ class ThresholdLedger:
         mean, variance = shares.among(counts)
         return mean, variance + float(counts @ (shares.mean * (1 - shares.mean)))
 
-    def _rates(self) -> np.ndarray:
-        rates: np.ndarray = (self.neighbours + self._prior_neighbours) / (self.requests + PRIOR_REQUESTS)
+    def _rates(self, entries: float) -> np.ndarray:
+        """Return the neighbours in each band per request. Those of the route and those of the calibration are from
+        caches of other sizes, so each has a factor of its own. One factor for both would take the neighbours of the
+        calibration for those of a cache as small as the route's was so far."""
+        own = growth(entries, self.typical_entries) * self.neighbours
+        prior = growth(entries, PRIOR_ENTRIES) * self._prior_neighbours
+        rates: np.ndarray = (own + prior) / (self.requests + PRIOR_REQUESTS)
         return rates
+
+
+def growth(entries: float, typical: float) -> float:
+    """Return the factor on wrong hits in a cache of `entries`, compared with one of `typical` entries.
+
+    The factor is 1 if `entries` is 0, which means not known.
+    """
+    return 1.0 if entries <= 0 else min(MAX_GROWTH, max(MIN_GROWTH, (entries / typical) ** GROWTH))
 
 
 def _lowest(shares: WrongShares, rates: FloatArray, limit: float) -> float:

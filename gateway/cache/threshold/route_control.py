@@ -18,6 +18,7 @@ from gateway.cache.threshold.drift import DriftDetector
 from gateway.cache.threshold.ledger import (
     BANDS,
     CENTRES,
+    GROWTH,
     ThresholdLedger,
     ThresholdState,
     TrafficCounts,
@@ -25,7 +26,7 @@ from gateway.cache.threshold.ledger import (
     band_of,
 )
 from gateway.cache.threshold.wrong_hits import Label, WrongHitEstimate, WrongHits
-from gateway.cache.threshold.wrong_shares import FloatArray
+from gateway.cache.threshold.wrong_shares import FloatArray, WrongShares
 from gateway.entries import Vector
 from gateway.errors import SnapshotInvalid
 from gateway.ports import Acceptance, PriorBands
@@ -194,6 +195,11 @@ def _floor_among(cosines: FloatArray32) -> float:
     return FLOOR if at < 0 else max(FLOOR, min(MOST_FLOOR, float(np.partition(cosines, at)[at])))
 
 
+def _step_of(entries: int) -> int:
+    """Return the step of the cached thresholds for this number of entries. 0 entries: not known."""
+    return NO_STEP if entries <= 0 else math.ceil(math.log(entries) / math.log(ENTRIES_STEP) - 1e-9)
+
+
 def _number(client: str) -> int:
     """Return a client as a number; 0: all together. Raise `ValueError` unless it has hex digits."""
     return int(client[:16], 16) if client else 0
@@ -201,7 +207,9 @@ def _number(client: str) -> int:
 
 VERSION = 5
 
-GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this ratio
+# Thresholds are cached per number of entries, in steps of this ratio. A step makes 1.1 times as many hits wrong.
+ENTRIES_STEP: float = 1.1 ** (1 / GROWTH)
+NO_STEP = -1  # the number of entries is not known
 
 NEAR = 0.1  # distance from the threshold at which a label is worth 1/e of one at it
 
@@ -266,6 +274,7 @@ class RouteControl:
         self._pending = 0  # requests not yet applied to `_wrong_hits`
         self._states: dict[tuple[float, int], ThresholdState] = {}
         self._thresholds: dict[tuple[float, int, str | None], float] = {}
+        self._wrong_shares: WrongShares | None = None  # of all cached states
         self._shares = self._ledger.wrong_shares().mean
         self._labels_since_shares = 0
         self._budget: float | None = None  # the promise of the last lookup
@@ -329,18 +338,19 @@ class RouteControl:
         if self._changes_since_refresh >= self.refresh_every:
             self._forget_thresholds()
             self._changes_since_refresh = 0
-        step, group = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP)), self._ledger.clients.group(client)
-        threshold = self.current_threshold = self._threshold_of(budget, step, group)
+        step, group = _step_of(entries), self._ledger.clients.group(client)
+        threshold = self._threshold_of(budget, step, group)
         if is_part and budget > MOST_WRONG_OF_PARTS:
-            return max(threshold, self._threshold_of(MOST_WRONG_OF_PARTS, step, group))
+            threshold = max(threshold, self._threshold_of(MOST_WRONG_OF_PARTS, step, group))
+        self.current_threshold = threshold
         return threshold
 
     def _threshold_of(self, budget: float, step: int, group: str | None) -> float:
-        """Return the threshold of a promise at a growth step, for a group of clients."""
+        """Return the threshold of a promise at a step of entries, for a group of clients."""
         threshold = self._thresholds.get((budget, step, group))
         if threshold is None:
             state = self._state(budget, step)
-            threshold = self._ledger.threshold_for(group, state, budget, GROWTH_STEP**step)
+            threshold = self._ledger.threshold_for(group, state, budget)
             self._thresholds[budget, step, group] = threshold
         return threshold
 
@@ -348,15 +358,18 @@ class RouteControl:
         """Return the state of the ledger for all clients together."""
         state = self._states.get((budget, step))
         if state is None:
-            state = self._states[budget, step] = self._ledger.state_for(budget, GROWTH_STEP**step)
-            self._threshold_state = state
-            self._shares, self._weights = state.shares.mean, None
-            self._labels_since_shares = 0
+            if self._wrong_shares is None:  # 0.5 ms, and the same for all promises and entries
+                self._wrong_shares = self._ledger.wrong_shares()
+                self._shares, self._labels_since_shares = self._wrong_shares.mean, 0
+            entries = 0.0 if step == NO_STEP else ENTRIES_STEP**step
+            state = self._states[budget, step] = self._ledger.state_of(self._wrong_shares, budget, entries)
+            self._threshold_state, self._weights = state, None
         return state
 
     def _forget_thresholds(self) -> None:
         self._states.clear()
         self._thresholds.clear()
+        self._wrong_shares = None
 
     def probability(self, score: float) -> float:
         """Return the probability that an answer with this score is right on this route, in [0, 1]."""

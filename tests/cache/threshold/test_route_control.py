@@ -47,6 +47,28 @@ def test_a_plain_threshold_is_what_it_says() -> None:
     assert control.threshold(Acceptance(min_similarity=0.93)) == 0.93 == control.current_threshold
 
 
+@pytest.mark.parametrize("is_ordinary", [True, False])
+def test_a_restart_keeps_the_threshold_of_every_size(is_ordinary: bool) -> None:
+    """Ordinary requests look up and miss. Those of an import store their answers without a lookup."""
+    control, again = RouteControl(PRIOR, "basis"), RouteControl(PRIOR, "basis")
+    for entries in range(1, 301):
+        control.advance(entries)
+        if is_ordinary:
+            control.record_neighbour(LOWEST, entries)
+    again.restore(control.snapshot())
+    sizes = (0, 1, 16, 60, 300, 3000)
+    wanted = [control.threshold(PROMISE, entries) for entries in sizes]
+    assert [again.threshold(PROMISE, entries) for entries in sizes] == wanted
+    assert [control.threshold(PROMISE, entries) for entries in reversed(sizes)] == wanted[::-1], "in any order"
+
+
+def test_the_threshold_in_force_is_that_of_the_question_that_asks_in_a_long_prompt() -> None:
+    control, loose = RouteControl(PRIOR, "basis"), Acceptance(max_wrong_hits=0.2)
+    whole = control.threshold(loose)
+    part = control.threshold(loose, is_part=True)
+    assert part == control.current_threshold > whole
+
+
 def test_labels_lower_the_threshold_and_move_scores_near_them() -> None:
     fresh, control = RouteControl(PRIOR, "basis"), taught()
     assert control.threshold(PROMISE) < fresh.threshold(PROMISE)
