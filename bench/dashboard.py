@@ -16,8 +16,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,10 @@ routes:
     match: {headers: {x-app: support}}
     cache:
       exact: {ttl: 24h}
-      semantic: {ttl: 6h, max_wrong_hits: 1%}
-    route: {light: light, large: large, large_share: 30%}
+      semantic: {ttl: 6h, max_wrong_hits: 1%, audit: 50%}
+    route: {light: light, large: large, large_share: 30%, audit: 50%, shadow: {backend: tiny, share: 50%}}
     record: {prompts: on}
+    spend: {budget: 1}
     limits:
       - {per: tenant, requests: 600/min, tokens: 100000/min}
   - name: default
@@ -82,7 +83,10 @@ routes:
       exact: {ttl: 1h}
       semantic: {ttl: 1h, max_wrong_hits: 2%}
     route: {light: light, large: large, escalate_above: 0.5}
+    spend: on
 """
+# Seconds of an answer, and dollars a million tokens of input and of output.
+BACKENDS = {"light": (0.03, 0.25, 2.0), "large": (0.12, 2.5, 15.0), "tiny": (0.02, 0.1, 0.4)}
 
 
 def latency_buckets(prefix: str, count: int, median: float, spread: float, draw: random.Random) -> dict[str, float]:
@@ -145,14 +149,14 @@ async def gateway_with_history(folder: Path, *, days: bool = True) -> AsyncItera
     with outside_server(folder) as server:
         if days:
             await fill_history(server.url)
-        async with serving(Upstream("light")) as light, serving(Upstream("large")) as large:
-            for upstream, takes_s in ((light, 0.03), (large, 0.12)):
+        async with AsyncExitStack() as stack:
+            backends = {}
+            for name, (takes_s, dollars_in, dollars_out) in BACKENDS.items():
+                upstream = await stack.enter_async_context(serving(Upstream(name)))
                 upstream.answer = _answer_after(takes_s)
-            price = {"input_per_million": 0.5, "output_per_million": 1.5}
-            backends = {
-                name: {"adapter": "openai", "url": each.url, "model": name, "max_concurrency": 32, "price": price}
-                for name, each in (("light", light), ("large", large))
-            }
+                price = {"input_per_million": dollars_in, "output_per_million": dollars_out}
+                shared = {"adapter": "openai", "model": name, "max_concurrency": 32}
+                backends[name] = {**shared, "url": upstream.url, "price": price}
             policies = folder / "policies"
             policies.mkdir()
             (policies / "default.yaml").write_text(POLICY)
@@ -212,10 +216,10 @@ async def load_times(browser: Browser, served: Served, runs: int) -> list[float]
     return took
 
 
-async def take_pictures(browser: Browser, served: Served, folder: Path) -> None:
+async def take_pictures(browser: Browser, served: Served, folder: Path, views: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for theme in ("light", "dark"):
-        for view in VIEWS if theme == "light" else ("overview",):
+        for view in views if theme == "light" else {"overview"}.intersection(views):
             name = f"dashboard-{view}{'-dark' if theme == 'dark' else ''}.png"
             page = await open_view(browser, served, view + ("?span=7d" if view == "overview" else ""), theme)
             await asyncio.sleep(1.0)  # what is drawn after the first figures
@@ -226,10 +230,14 @@ async def take_pictures(browser: Browser, served: Served, folder: Path) -> None:
                     POLICY.replace("ttl: 24h", "ttl: 12h").replace("30%", "130%")
                 )
                 await page.locator(".faults li").first.wait_for()
+            if view == "spend":
+                await page.get_by_role("button", name="Try other choices").click()
+                await page.locator("#alternatives tbody tr").first.wait_for()
             if view == "entries":
                 await page.get_by_role("button", name="Look at").first.click()
             await asyncio.sleep(0.6)
-            await page.screenshot(path=folder / name, full_page=view == "overview")
+            await page.evaluate("scrollTo(0, 0)")
+            await page.screenshot(path=folder / name, full_page=view in ("overview", "spend"))
             await page.close()
     quantise = shutil.which("pngquant")  # Debian's package: a third of the size
     if quantise is not None:
@@ -240,6 +248,9 @@ async def take_pictures(browser: Browser, served: Served, folder: Path) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=Path, help="where to, besides measuring")
+    parser.add_argument(
+        "--view", action="append", choices=VIEWS, help="take the picture of this view alone; repeatable"
+    )
     parser.add_argument("--runs", type=int, default=9)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -251,7 +262,7 @@ async def main() -> None:
                 )
             )
             if given.pictures:
-                await take_pictures(browser, served, given.pictures)
+                await take_pictures(browser, served, given.pictures, given.view or VIEWS)
 
 
 if __name__ == "__main__":

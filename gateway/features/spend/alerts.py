@@ -1,4 +1,4 @@
-"""Alerts: a webhook gets a message when the costs of a route reach a part of its budget."""
+"""Alerts: a webhook gets a message when the costs of a route, a tenant or a key reach a part of the budget."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 import aiohttp
 
 from gateway.errors import StoreUnavailable
-from gateway.features.spend.budgets import Books, spent_since
+from gateway.features.spend.budgets import Books, named_in, spent_since
 from gateway.features.spend.metrics import SpendMetrics
 from gateway.features.spend.periods import first_of_month
-from gateway.features.spend.rows import NANOS
+from gateway.features.spend.rows import NANOS, Party
 from gateway.features.spend.rule import SpendRule
 from gateway.features.spend.savings import money
 from gateway.features.spend.store import SpendStore
@@ -36,20 +36,27 @@ SENT_S = 40 * 86_400  # longer than a month
 class Alert:
     """A budget that is used up to a part. `month` is such as 2026-11, and dollars are those of the month so far."""
 
-    route: str
+    owner: Party
     month: str
     percent: int
     budget: float
     spent: float
 
+    @property
+    def route(self) -> str:
+        return self.owner.route
+
     def payload(self) -> dict[str, object]:
         """Return the message. Chats show its `text`."""
+        route, kind, name = self.owner
+        who = f"{kind} {name} has, on route {route}," if kind else f"route {route} has"
         text = (
-            f"nearhit: route {self.route} has spent {money(self.spent)} of its budget of {money(self.budget)} in "
+            f"nearhit: {who} spent {money(self.spent)} of its budget of {money(self.budget)} in "
             f"{self.month}: {self.percent} % are reached"
         )
         data = {
-            "route": self.route,
+            "route": route,
+            **({kind: name} if kind else {}),
             "month": self.month,
             "percent": self.percent,
             "budget": self.budget,
@@ -58,13 +65,11 @@ class Alert:
         return {"type": "spend.budget", "text": text, "data": data}
 
 
-def alert_of(route: str, rule: SpendRule, spent: int, month: str) -> Alert | None:
+def alert_of(owner: Party, budget: float, spent: int, month: str) -> Alert | None:
     """Return the alert of the highest part that is reached, if any. `spent` is in billionths of a dollar."""
-    if rule.budget is None:
-        return None
     dollars = spent / NANOS
-    reached = next((percent for percent in PERCENTS if 100 * dollars >= percent * rule.budget), None)
-    return None if reached is None else Alert(route, month, reached, rule.budget, dollars)
+    reached = next((percent for percent in PERCENTS if 100 * dollars >= percent * budget), None)
+    return None if reached is None else Alert(owner, month, reached, budget, dollars)
 
 
 class Alerts:
@@ -96,21 +101,25 @@ class Alerts:
         month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
         self._done = {done for done in self._done if done.startswith(month)}
         try:
-            spent = spent_since(await self._books.costs(now), first_of_month(now))
+            costs = await self._books.costs(now, named_in(self._rules))
         except StoreUnavailable:
             return
-        alerts = [(alert_of(route, rule, spent.get(route, 0), month), rule) for route, rule in self._rules.items()]
-        # At once: a webhook that hangs keeps no other route's message back.
-        await asyncio.gather(
-            *(self._send_once(alert, rule.webhook) for alert, rule in alerts if alert is not None and rule.webhook)
-        )
+        spent = spent_since(costs, first_of_month(now))
+        alerts = [
+            (alert_of(owner, budget, spent.get(owner, 0), month), rule.webhook)
+            for route, rule in self._rules.items()
+            for owner, budget in rule.budgets(route).items()
+        ]
+        # At once: a webhook that hangs keeps no other message back.
+        await asyncio.gather(*(self._send_once(alert, url) for alert, url in alerts if alert is not None and url))
 
     async def _send_once(self, alert: Alert, url: str) -> None:
         with suppress(StoreUnavailable):
             await self._claim_and_send(alert, url)
 
     async def _claim_and_send(self, alert: Alert, url: str) -> None:
-        name = f"{alert.month}:{alert.percent}:{alert.budget:g}:{alert.route}"  # another budget has alerts of its own
+        owner = ":".join(filter(None, alert.owner))
+        name = f"{alert.month}:{alert.percent}:{alert.budget:g}:{owner}"  # another budget has alerts of its own
         if name in self._done:
             return
         if not await self._store.claim(name, CLAIM_S):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
 
 from gateway.admin.on_demand import AdminCore
-from gateway.admin.operations import TypedDict, operation
+from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response
-from gateway.features.spend.budgets import Books, forecast, spent_since
+from gateway.features.spend.budgets import Books, Costs, forecast, named_in, spent_since
 from gateway.features.spend.figures import Figures
 from gateway.features.spend.periods import PeriodQuery, first_of_month, hours_of, iso_time
-from gateway.features.spend.rows import HOUR_S, Groups, add_hour, dollars
+from gateway.features.spend.rows import HOUR_S, Groups, Party, add_hour, dollars
 from gateway.features.spend.rule import SpendRule
 from gateway.features.spend.savings import SavingsReport, Share, savings
 from gateway.features.spend.store import SpendStore
@@ -28,6 +29,11 @@ class RouteBudget(TypedDict):
     """US dollars of the whole month, by the mean of the last seven days. Null: nothing is booked."""
 
 
+class PartyBudget(RouteBudget):
+    tenant: NotRequired[str]
+    key: NotRequired[str]
+
+
 class BudgetReport(TypedDict):
     month: str
     """Such as 2026-11 (UTC)."""
@@ -35,6 +41,8 @@ class BudgetReport(TypedDict):
     """US dollars of all routes in the month so far."""
     forecast: float | None
     routes: list[RouteBudget]
+    parties: list[PartyBudget]
+    """Tenants and keys with a budget of their own on a route."""
 
 
 class ReportAdmin:
@@ -73,24 +81,17 @@ class ReportAdmin:
     async def _get_budgets(self, request: web.Request) -> web.StreamResponse:
         """Report what routes with `spend` have spent of their budgets in this month (UTC), with a forecast."""
         now = int(self._clock.wall())
-        costs = await self._books.costs(now)
-        spent = spent_since(costs, first_of_month(now))
-        routes = []
-        for route in self._policy().routes:
-            rule = route.of(SpendRule)
-            if rule is None:
-                continue
-            used = dollars(spent.get(route.name, 0))
-            by_hour = {hour: each[route.name] for hour, each in costs.items() if route.name in each}
-            left = None if rule.budget is None else rule.budget - used
-            told = {"route": route.name, "budget": rule.budget, "spent": used, "left": left}
-            routes.append({**told, "forecast": forecast(by_hour, now)})
+        rules = {route.name: rule for route in self._policy().routes if (rule := route.of(SpendRule)) is not None}
+        costs = await self._books.costs(now, named_in(rules))
+        whole = {hour: sum(n for party, n in each.items() if not party.kind) for hour, each in costs.items()}
+        budgets = {party: one for route, rule in rules.items() for party, one in rule.budgets(route).items()}
         return json_response(
             {
                 "month": iso_time(now)[:7],
-                "spent": dollars(sum(spent.values())),
-                "forecast": forecast({hour: sum(each.values()) for hour, each in costs.items()}, now),
-                "routes": routes,
+                "spent": dollars(sum(n for hour, n in whole.items() if hour >= first_of_month(now))),
+                "forecast": forecast(whole, now),
+                "routes": [_budget(Party(route), budgets.get(Party(route)), costs, now) for route in rules],
+                "parties": [_budget(party, one, costs, now) for party, one in budgets.items() if party.kind],
             }
         )
 
@@ -105,3 +106,12 @@ class ReportAdmin:
                 estimate = spaces.serving.controls.of(route.name).estimate()
                 shares[route.name] = Share(estimate.of_served, estimate.of_served_low, estimate.of_served_high)
         return shares
+
+
+def _budget(party: Party, budget: float | None, costs: Costs, now: int) -> dict[str, Any]:
+    used = dollars(spent_since(costs, first_of_month(now)).get(party, 0))
+    by_hour = {hour: each[party] for hour, each in costs.items() if party in each}
+    named = {party.kind: party.name} if party.kind else {}
+    left = None if budget is None else budget - used
+    told = {"route": party.route, **named, "budget": budget, "spent": used, "left": left}
+    return {**told, "forecast": forecast(by_hour, now)}

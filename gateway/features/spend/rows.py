@@ -17,6 +17,14 @@ DIMENSIONS = ("tenant", "key", "user", "route", "backend", "model")
 PERIODS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H:00Z"}  # what a report may have rows by, besides: the hours have them
 
 
+class Party(NamedTuple):
+    """The owner of a budget: a route, or one tenant or key on it. `kind` is `tenant` or `key`; empty: the route."""
+
+    route: str
+    kind: str = ""
+    name: str = ""
+
+
 class Payer(NamedTuple):
     """The row that a call belongs to. An empty name: the call has none, such as a request without an API key."""
 

@@ -20,7 +20,7 @@ from gateway.features.spend.alerts import ATTEMPTS, alert_of
 from gateway.features.spend.budgets import Books, end_of_month, forecast
 from gateway.features.spend.ledger import Ledger
 from gateway.features.spend.metrics import MAX_TENANTS, OTHERS, SpendMetrics
-from gateway.features.spend.rows import HOUR_S, NANOS, Counts, Payer
+from gateway.features.spend.rows import HOUR_S, NANOS, Counts, Party, Payer
 from gateway.features.spend.rule import SpendRule
 from gateway.features.spend.store import SpendStore
 from tests.features.spend.test_spend import DOLLARS, NOW, booked, policy, spend, spend_once
@@ -132,6 +132,37 @@ async def test_another_budget_has_alerts_of_its_own(upstream: Upstream, tmp_path
         assert [each["data"]["percent"] for each in receiver.got] == [100, 50]
 
 
+async def test_tenants_and_keys_have_budgets_of_their_own(
+    upstream: Upstream, tmp_path: Path, receiver: Receiver
+) -> None:
+    rule = f"{{tenant_budgets: {{acme: 1, b: 9}}, key_budgets: {{ci: 2}}, webhook: '{receiver.url}/hook'}}"
+    async with booked(upstream, tmp_path, rule, PRICE) as served:
+        ledger = ledger_of(served)
+        calls = {Payer("acme", "ci"): 6, Payer("acme"): 3, Payer("other", "ci"): 5, Payer("other"): 50}
+        rows = {who._replace(route="default"): Counts(calls=1, cost=n * NANOS // 10) for who, n in calls.items()}
+        elsewhere = {Payer("acme", "ci", route="elsewhere"): Counts(calls=1, cost=NANOS)}
+        await ledger._store.add("test", 1, NOW, {**rows, **elsewhere})
+        told = await budgets(served)
+        (route,) = told["routes"]
+        assert (route["budget"], route["left"], route["spent"]) == (None, None, pytest.approx(6.4))
+        parties = [(each.get("tenant"), each.get("key"), each["spent"], each["left"]) for each in told["parties"]]
+        assert parties == [
+            ("acme", None, pytest.approx(0.9), pytest.approx(0.1)),
+            ("b", None, 0.0, 9.0),
+            (None, "ci", pytest.approx(1.1), pytest.approx(0.9)),
+        ]
+        assert told["spent"] == pytest.approx(7.4), "of all routes"
+        for _ in range(2):
+            await ledger._alerts.check()
+    data = {each["data"].get("tenant") or each["data"]["key"]: each for each in receiver.got}
+    assert len(receiver.got) == 2
+    assert data["acme"]["data"]["percent"] == 80 and data["ci"]["data"]["percent"] == 50
+    assert data["ci"]["data"]["route"] == "default"
+    assert data["acme"]["text"].startswith(
+        "nearhit: tenant acme has, on route default, spent $0.9000 of its budget of $1"
+    )
+
+
 async def test_a_webhook_that_hangs_keeps_no_other_message_back(
     upstream: Upstream, tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -167,7 +198,7 @@ async def test_a_webhook_that_nobody_answers_fails_no_check(upstream: Upstream, 
         await served.chat("q")
         await spend_once(served, 1)
         store = ledger_of(served)._alerts
-        found = alert_of("default", SpendRule(budget=1e-6), NANOS, "2026-11")
+        found = alert_of(Party("default"), 1e-6, NANOS, "2026-11")
         assert found is not None
         assert not await store._post(served.session, found, "http://127.0.0.1:1/hook")
 
@@ -176,7 +207,7 @@ async def test_a_webhook_that_nobody_answers_fails_no_check(upstream: Upstream, 
     ("spent", "percent"), [(0.0, None), (49.99, None), (50.0, 50), (79.0, 50), (80.0, 80), (100.0, 100), (900.0, 100)]
 )
 def test_the_highest_part_that_is_reached_is_told(spent: float, percent: int | None) -> None:
-    found = alert_of("r", SpendRule(budget=100), round(spent * NANOS), "2026-11")
+    found = alert_of(Party("r"), 100.0, round(spent * NANOS), "2026-11")
     assert (None if found is None else found.percent) == percent
 
 
@@ -189,6 +220,8 @@ def test_the_highest_part_that_is_reached_is_told(spent: float, percent: int | N
         ("{budget: 5, webhook: 'https://h:99999999/x'}", "expected a URL"),
         ("{budget: 0}", "more than 0"),
         ("{budget: much}", "budget"),
+        ("{tenant_budgets: {acme: 0}}", "more than 0"),
+        ("{key_budgets: [ci]}", "key_budgets"),
     ],
 )
 def test_a_budget_that_means_nothing_is_a_fault(rule: str, says: str, tmp_path: Path) -> None:
@@ -221,11 +254,12 @@ async def test_hours_that_are_over_are_read_again_once_an_hour(upstream: Upstrea
         books, now = Books(store), NOW * HOUR_S
         await store.add("g", 1, NOW - 1, {Payer(route="r"): Counts(cost=5)})
         await store.add("g", 2, NOW, {Payer(route="r"): Counts(cost=7)})
-        assert await books.costs(now) == {NOW - 1: {"r": 5}, NOW: {"r": 7}}
+        r = Party("r")
+        assert await books.costs(now) == {NOW - 1: {r: 5}, NOW: {r: 7}}
         await store.add("g", 3, NOW - 1, {Payer(route="r"): Counts(cost=10)})
         await store.add("g", 4, NOW, {Payer("t", route="r"): Counts(cost=10)})
-        assert await books.costs(now) == {NOW - 1: {"r": 5}, NOW: {"r": 17}}
-        assert (await books.costs(now + HOUR_S))[NOW - 1] == {"r": 15}
+        assert await books.costs(now) == {NOW - 1: {r: 5}, NOW: {r: 17}}
+        assert (await books.costs(now + HOUR_S))[NOW - 1] == {r: 15}
 
 
 def at(text: str) -> int:

@@ -56,7 +56,7 @@ export function mount(root, { params, fail, remember }) {
     payers.update(rows.rows.slice(0, ROWS).map((row) => [head(row[by] || "none"), num(count(row.requests)), num(count(row.hits)), num(short(row.tokens)), num(usd(row.cost)), num(dollars(row.saved))]));
     who.note(rows.rows.length > ROWS ? `the first ${ROWS} of ${count(rows.rows.length)}` : "");
     month.note(`${budget.month}: ${dollars(budget.spent)} so far, ${budget.forecast === null ? "no forecast yet" : `${dollars(budget.forecast)} at its end if it goes on like the last week`}`);
-    budgets.update(budget.routes.map((each) => [head(each.route), num(dollars(each.spent)), num(each.budget === null ? "none" : dollars(each.budget)),
+    budgets.update([...budget.routes, ...budget.parties].map((each) => [head(owner(each)), num(dollars(each.spent)), num(each.budget === null ? "none" : dollars(each.budget)),
       num(each.left === null ? "–" : each.left < 0 ? `${dollars(-each.left)} over` : dollars(each.left)), used(each), num(dollars(each.forecast))]));
     const { costs: own } = report;
     costs.update([["Audits", dollars(own.audits)], [`Other calls, ${count(own.trials_failed)} failed trials`, dollars(own.trials)], ["Embedding", duration(own.embedding_s)],
@@ -90,6 +90,10 @@ export function mount(root, { params, fail, remember }) {
 
   load();
   return { unmount() { ended.abort(); clearTimeout(timer); trend.destroy(); } };
+}
+
+function owner({ route, tenant, key }) {
+  return tenant === undefined && key === undefined ? route : `${route}, ${key === undefined ? `tenant ${tenant}` : `key ${key}`}`;
 }
 
 function used({ budget, spent }) {
