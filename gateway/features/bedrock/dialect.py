@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from urllib.parse import quote
 
 from gateway.calls import Call, Outgoing, StreamForm, TranslatedCall, Translation
@@ -52,8 +53,10 @@ class ConverseAnswer:
         operation = "converse-stream" if call.stream else "converse"
         accepted = MEDIA_TYPE if call.stream else "application/json"
         headers = (("Content-Type", "application/json"), ("Accept", accepted))
-        self.outgoing = Outgoing(f"/model/{quote(name, safe='')}/{operation}", dump_json(body), headers)
-        self._head = messages.PREFIX + str(created), call.model
+        data = dump_json(body)
+        self.outgoing = Outgoing(f"/model/{quote(name, safe='')}/{operation}", data, headers)
+        # Converse gives no id. Clients tell answers apart by it.
+        self._head = f"{messages.PREFIX}{created}{sha256(data).hexdigest()[:16]}", call.model
         self._original = fit.original
         self._events = MessageEvents(*self._head, fit.original)
 

@@ -7,6 +7,7 @@ https://docs.aws.amazon.com/transcribe/latest/dg/streaming-setting-up.html.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import deque
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from gateway.messages import Event
 MEDIA_TYPE = "application/vnd.amazon.eventstream"
 EXCEPTION = "exception"  # the name of an event that reports an error
 RECENT = 4  # events: the last two of a stream tell whether it is whole
+MAX_KNOWN = 32  # headers: one of each type of event
+_KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of an event
 _PRELUDE, _CRC = struct.Struct(">III"), struct.Struct(">I")
 _FIXED_SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}  # bytes of a value, by the type of a header
 _BYTES, _STRING = 6, 7  # types with a length of two bytes
@@ -36,6 +39,7 @@ class FrameParser:
         self._max_event = max_event
         self._rest = bytearray()  # an incomplete message
         self._recent: deque[Event] = deque(maxlen=RECENT)
+        self._known: dict[bytes, Mapping[str, str]] = {}  # headers by their bytes
 
     @property
     def recent(self) -> list[Event]:
@@ -64,10 +68,33 @@ class FrameParser:
         """Take the next whole message that has a type, and return its event; None if there is none."""
         at, event = 0, None
         while event is None and (size := self._size(at)) and len(self._rest) - at >= size:
-            event = _event(bytes(self._rest[at : at + size]))
+            event = self._event(bytes(self._rest[at : at + size]))
             at += size
         del self._rest[:at]
         return event
+
+    def _event(self, message: bytes) -> Event | None:
+        """Return the event of a whole message, or None if it has no type. Raise `UpstreamStreamError`."""
+        if crc32(message[:-4]) != _CRC.unpack(message[-4:])[0]:
+            raise UpstreamStreamError("the upstream sends a damaged event: its checksum is wrong")
+        end = _PRELUDE.size + _PRELUDE.unpack_from(message)[1]
+        headers, payload = self._headers(message[_PRELUDE.size : end]), message[end:-4]
+        kind = headers.get(":event-type", "")
+        if headers.get(":message-type", "event") != "event":
+            kind, payload = EXCEPTION, _exception(headers, payload)
+        return Event(_named(kind, payload or b"{}"), kind) if _KIND.fullmatch(kind) else None
+
+    def _headers(self, data: bytes) -> Mapping[str, str]:
+        """Return the headers in these bytes. Those of most events are the same."""
+        headers = self._known.get(data)
+        if headers is None:
+            try:
+                headers = _read_headers(data)
+            except (struct.error, IndexError, UnicodeDecodeError, KeyError):
+                raise UpstreamStreamError("the upstream sends an event whose headers cannot be read") from None
+            if len(self._known) < MAX_KNOWN:
+                self._known[data] = headers
+        return headers
 
     def _size(self, at: int) -> int:
         """Return the bytes of the message that begins at an index, or 0 while they are unknown. Raise
@@ -85,23 +112,12 @@ class FrameParser:
         return int(size)
 
 
-def _event(message: bytes) -> Event | None:
-    """Return the event of a whole message, or None if it has no type. Raise `UpstreamStreamError`."""
-    if crc32(message[:-4]) != _CRC.unpack(message[-4:])[0]:
-        raise UpstreamStreamError("the upstream sends a damaged event: its checksum is wrong")
-    end = _PRELUDE.size + _PRELUDE.unpack_from(message)[1]
-    try:
-        headers = _headers(message[_PRELUDE.size : end])
-        payload = message[end:-4]
-        kind = headers.get(":event-type", "")
-        if headers.get(":message-type", "event") != "event":
-            kind, payload = EXCEPTION, _exception(headers, payload)
-        value = load_json(payload) if payload else {}
-    except (struct.error, IndexError, UnicodeDecodeError, orjson.JSONDecodeError, KeyError):
-        raise UpstreamStreamError("the upstream sends an event that cannot be read") from None
-    if not kind or not isinstance(value, dict):
-        return None
-    return Event(dump_json({"type": kind, **value}), kind)
+def _named(kind: str, payload: bytes) -> bytes:
+    """Return the payload, which is a JSON object, with the type of its event. Raise `UpstreamStreamError`."""
+    if payload[:1] != b"{":
+        raise UpstreamStreamError("the upstream sends an event that is no JSON object")
+    rest = payload[1:].lstrip()
+    return b'{"type":"%b"%b%b' % (kind.encode(), b"" if rest[:1] == b"}" else b",", rest)
 
 
 def _exception(headers: Mapping[str, str], payload: bytes) -> bytes:
@@ -115,7 +131,7 @@ def _exception(headers: Mapping[str, str], payload: bytes) -> bytes:
     return dump_json({"kind": kind, "message": message or headers.get(":error-message") or kind})
 
 
-def _headers(data: bytes) -> dict[str, str]:
+def _read_headers(data: bytes) -> dict[str, str]:
     """Return the headers whose value is a text. Raise `struct.error` or `IndexError`, or `KeyError` for an unknown
     type."""
     headers: dict[str, str] = {}

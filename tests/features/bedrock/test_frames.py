@@ -68,7 +68,7 @@ FAULTS = {
     "JSON": (b'{"message": "The model is unknown."}', "no event stream of AWS"),  # LiteLLM 28551
     "a page": (b"<html><body>Bad gateway</body></html>", "no event stream of AWS"),
     "a damaged payload": (GOOD[:-8] + b"x" + GOOD[-7:], "damaged event"),
-    "a list": (frame(b"[", event_type="metadata"), "cannot be read"),
+    "a list": (frame(b"[]", event_type="metadata"), "no JSON object"),
     "too long": (event("contentBlockDelta", delta={"text": "x" * LIMIT}), f"longer than {LIMIT} bytes"),
 }
 
@@ -77,6 +77,16 @@ FAULTS = {
 def test_what_is_no_event_stream_says_so(data: bytes, words: str) -> None:
     with pytest.raises(UpstreamStreamError, match=words):
         parsed([data])
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b"{ }", b'{"a": 1}', b'{ "a": 1 }'])
+def test_a_type_is_added_to_any_object(payload: bytes) -> None:
+    (event_of,) = parsed([frame(payload, event_type="metadata")])
+    assert json.loads(event_of.data) == {"type": "metadata", **json.loads(payload or b"{}")}
+
+
+def test_a_message_without_a_type_is_no_event() -> None:
+    assert parsed([frame({}), frame({}, event_type='a"b'), GOOD]) == parsed([GOOD])
 
 
 def test_half_a_message_is_no_event() -> None:

@@ -12,9 +12,9 @@ from gateway.dialects.anthropic.dialect import Anthropic
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.translation.neutral import translation_between
 from gateway.errors import BadRequest
-from gateway.features.bedrock.dialect import Bedrock
+from gateway.features.bedrock.dialect import Bedrock, ConverseAnswer
 from tests.fixtures.aws import LACKING
-from tests.fixtures.bedrock import faults_of
+from tests.fixtures.bedrock import faults_of, whole
 
 CLAUDE = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
 PICTURE = "iVBORw0KGgo="
@@ -285,6 +285,17 @@ CANNOT: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_converse_cannot_express_is_refused(client: str, body: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         sent(client, body)
+
+
+def test_answers_of_one_second_have_ids_of_their_own() -> None:
+    ids = set()
+    for text in ("a", "b"):
+        dialect = Anthropic()
+        call = dialect.parse("/v1/messages", json.dumps({"model": "m", **chat(text, max_tokens=9)}).encode(), {})
+        answer = ConverseAnswer(call, model=CLAUDE, created=1).whole(json.dumps(whole([{"text": "x"}])).encode())
+        ids.add(json.loads(answer)["id"])
+    assert len(ids) == 2
+    assert all(each.startswith("msg_") for each in ids)
 
 
 def test_no_tool_may_be_called_by_a_call_that_forbids_it() -> None:

@@ -140,6 +140,24 @@ async def test_credentials_that_ended_are_read_once_for_all_requests_and_each_is
     assert len(amazon.faults) <= 8
 
 
+async def test_a_file_of_credentials_that_another_program_renews_is_read_again(
+    amazon: Amazon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """openclaw 77551, agno 3968, RooCode 2469: only a restart brought the new credentials."""
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    file, lines = (
+        tmp_path / "credentials",
+        "[prod]\naws_access_key_id={}\naws_secret_access_key={}\naws_session_token={}\n",
+    )
+    file.write_text(lines.format("AKID1", SECRET, TOKEN))
+    async with gateway_of(config_of(tmp_path / "data", amazon.backend(profile="prod")), NO_CACHE) as served:
+        assert (await served.chat("first")).status == 200
+        amazon.valid.remove("AKID1")
+        file.write_text(lines.format("AKID2", SECRET, TOKEN))
+        assert (await served.chat("second")).status == 200
+    assert amazon.faults == ["unknown access key"]
+
+
 async def test_credentials_are_read_again_before_they_end(amazon: Amazon, tmp_path: Path) -> None:
     clock = FakeClock(wall=datetime.now(UTC).timestamp())
     async with gateway_of(config_of(tmp_path, amazon.backend()), NO_CACHE, clock=clock) as served:
