@@ -12,6 +12,9 @@ import orjson
 HOUR_S = 3_600
 NANOS = 1_000_000_000  # of a dollar: small calls cost some millionths
 MAX_NAME = 200  # characters; longer names are cut
+# Characters of an end user, who may be several names in JSON. Nobody could erase a part of one, so a longer one is kept
+# as `others`.
+MAX_USER = 512
 
 DIMENSIONS = ("tenant", "key", "user", "route", "backend", "model")
 PERIODS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H:00Z"}  # what a report may have rows by, besides: the hours have them
@@ -37,7 +40,9 @@ class Payer(NamedTuple):
 
     def packed(self) -> bytes:
         """Return the name of the row in the store."""
-        return orjson.dumps([name[:MAX_NAME].encode("utf-8", "replace").decode() for name in self])
+        user = self.user if len(self.user) <= MAX_USER else OTHERS.user
+        names = (*(name[:MAX_NAME] for name in self[:2]), user, *(name[:MAX_NAME] for name in self[3:]))
+        return orjson.dumps([name.encode("utf-8", "replace").decode() for name in names])
 
     @staticmethod
     def of(packed: bytes) -> Payer | None:

@@ -70,12 +70,18 @@ class SpendStore:
 
     async def add(self, gateway: str, number: int, hour: int, rows: Mapping[Payer, Counts]) -> None:
         """Add a batch of a gateway. A batch with the number of an earlier one changes nothing."""
-        packed = {payer.packed(): counts.packed() for payer, counts in rows.items()}
+        sums: dict[bytes, Counts] = {}
+        for payer, counts in rows.items():  # long names may be equal once they are cut
+            sums.setdefault(payer.packed(), Counts()).add(counts)
+        packed = {name: counts.packed() for name, counts in sums.items()}
         await self._add(gateway, number, self._key(hour), OTHERS.packed(), hour, packed)
 
     async def add_figures(self, gateway: str, number: int, hour: int, figures: Mapping[str, Figures]) -> None:
         """Add the figures of a batch, by route, in the same way."""
-        packed = {route[:MAX_NAME].encode(): each.packed() for route, each in figures.items()}
+        sums: dict[bytes, Figures] = {}
+        for route, each in figures.items():
+            sums.setdefault(route[:MAX_NAME].encode(), Figures()).add(each)
+        packed = {name: each.packed() for name, each in sums.items()}
         await self._add(f"{gateway}:figures", number, self._figures_key(hour), OTHER_ROUTES, hour, packed)
 
     async def _add(

@@ -18,7 +18,7 @@ from aiohttp import web
 from gateway.circuit_breaker import BreakerState
 from gateway.features.spend.admin import ReportRequest, as_csv
 from gateway.features.spend.ledger import FLUSH_S, MAX_PAYERS
-from gateway.features.spend.rows import HOUR_S, NANOS, OTHERS, Counts, Payer
+from gateway.features.spend.rows import HOUR_S, MAX_NAME, MAX_USER, NANOS, OTHERS, Counts, Payer
 from gateway.features.spend.store import MAX_ROWS, SpendStore
 from tests.features.erasure.test_erasure import erase
 from tests.fixtures.gateways import Served, config_of, fast_path, gateway_of
@@ -246,6 +246,27 @@ async def test_rows_of_an_hour_are_bounded_and_nothing_is_lost(counting: Upstrea
         ((_, rows),) = [found async for found in store.read(NOW, NOW + 1)]
         assert len(rows) == MAX_ROWS + 1
         assert (dict(rows)[OTHERS].requests, sum(counts.requests for _, counts in rows)) == (100, 2 * (MAX_ROWS + 50))
+
+
+async def test_names_that_are_equal_once_they_are_cut_are_one_row(counting: Upstream, tmp_path: Path) -> None:
+    async with booked(counting, tmp_path) as served:
+        for number in range(3):
+            await served.chat(f"q{number}", model="m" * MAX_NAME + str(number))
+        (row,) = (await spend_once(served, 3, "by=model"))["rows"]
+        assert (row["model"], row["requests"], row["cost"]) == ("m" * MAX_NAME, 3, pytest.approx(3 * DOLLARS))
+
+
+async def test_a_long_user_can_be_erased_and_a_longer_one_is_not_kept(counting: Upstream, tmp_path: Path) -> None:
+    """A user id of Claude Code has some 200 characters, and those of two sessions begin alike."""
+    users = ["a" * MAX_NAME + "1", "a" * MAX_NAME + "2", "b" * (MAX_USER + 1)]
+    async with booked(counting, tmp_path, "{users: on}") as served:
+        for user in users:
+            await served.chat("q", user=user)
+        found = await spend_once(served, 3, "by=user")
+        assert {row["user"] for row in found["rows"]} == {*users[:2], "others"}
+        await erase(served, f"user:{users[0]}")
+        found = await spend(served, "by=user")
+        assert {row["user"]: row["requests"] for row in found["rows"]} == {users[1]: 1, "others": 1, "erased": 1}
 
 
 async def test_payers_in_memory_are_bounded(counting: Upstream, tmp_path: Path) -> None:
