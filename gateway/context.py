@@ -443,6 +443,6 @@ class Backend(Protocol):
 
     async def ready(self) -> bool:
         """Probe its health cheaply. Raise `BackendError` for a reason of the gateway's own, such as missing
-        credentials."""
+        credentials, or a proxy that refuses."""
 
     async def close(self) -> None: ...

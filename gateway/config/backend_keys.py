@@ -64,6 +64,25 @@ def file_fault(path: Path) -> str:
 
 def key_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the contradictions between the keys in `CREDENTIALS`."""
-    given = [key for key in CREDENTIALS if settings.get(key) is not None]
+    given = _given(settings)
     for key in given[1:]:
         yield Problem(key, f"cannot stand next to '{given[0]}', expected only one of the two")
+
+
+def header_problems(settings: Mapping[str, Any], key_header: str) -> Iterator[Problem]:
+    """Yield the contradictions between `headers` and credentials that are renewed: a request would have both.
+
+    `key_header` is the header of a key, in small letters. A token may go in `Authorization` instead.
+    """
+    headers, listed = settings.get("headers"), settings.get("upstreams")
+    addresses = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    renewed = [key for each in (settings, *addresses) for key in _given(each) if key != "api_key_env"]
+    if not renewed or not isinstance(headers, Mapping):
+        return
+    for name in headers:
+        if isinstance(name, str) and name.lower() in (key_header, "authorization"):
+            yield Problem("headers", f"{name.lower()} is the header of '{renewed[0]}', expected only one of the two")
+
+
+def _given(settings: Mapping[str, Any]) -> list[str]:
+    return [key for key in CREDENTIALS if settings.get(key) is not None]

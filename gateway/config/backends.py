@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator, TypeAdapter, WithJsonSchema
 from pydantic_core import CoreSchema
 
-from gateway.config.backend_keys import CREDENTIALS, Keyed, key_problems
+from gateway.config.backend_keys import CREDENTIALS, Keyed, header_problems, key_problems
 from gateway.config.backend_transport import BackendHeaders, BackendTls, ProxySetting, transport_problems
 from gateway.config.errors import KeyPath, closest_match, format_value
 from gateway.config.fields import (
@@ -454,6 +454,7 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     def problems(cls, settings: Mapping[str, Any]) -> Iterator[Problem]:
         yield from url_problems(settings, "https://api.openai.com/v1")
         yield from key_problems(settings)
+        yield from header_problems(settings, _key_header(settings))
         yield from _azure_problems(settings)
         yield from transport_problems(settings)
         if settings.get("batch") is not None and settings.get("adapter") != "kserve":
@@ -500,6 +501,13 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
             yield from ((("identity", *path), message) for path, message in self.identity.faults(folder))
         for i, upstream in enumerate(self.upstreams or ()):
             yield from ((("upstreams", i, *path), message) for path, message in upstream.key_faults(folder))
+
+
+def _key_header(settings: Mapping[str, Any]) -> str:
+    """Return the header of the gateway's key at the servers, in small letters."""
+    if settings.get("api_version") is not None:
+        return "api-key"
+    return "x-api-key" if settings.get("adapter") == "anthropic" else "authorization"
 
 
 _OPERATION_URL = re.compile(r"/(?:completions|embeddings|responses|generations|edits|transcriptions|speech)/?$")

@@ -481,13 +481,15 @@ class HttpBackend(LimitedBackend):
 
     async def ready(self) -> bool:
         """Return whether the endpoint accepts connections. Without credentials any status below 500 counts. Raise
-        `BackendError` if the gateway should have credentials and has none."""
+        `BackendError` if the gateway should have credentials and has none. Raise it also for any failure on a way of
+        the backend's own, by a proxy or with TLS: another client would see another reason."""
         limit_s = self._timeouts.connect if self._identity is None else MAX_HANDSHAKE_S
         try:
             answer = await self._client.send(self._models_request(list(self._fixed)), self._deadline_in(limit_s))
-        except NoCredentials as error:
-            raise self._to_gateway_error(error) from None
-        except ExchangeFailed:
+        except ExchangeFailed as error:
+            own_way = self._session.proxy is not None or self._session.tls is not None
+            if own_way or isinstance(error, NoCredentials):
+                raise self._to_gateway_error(error) from None
             return False
         answer.close()
         return answer.status < 500

@@ -13,6 +13,7 @@ import pytest
 import trustme
 from aiohttp import web
 
+from gateway.cli.doctor.network import inspect_backends
 from gateway.config.load import read_config
 from gateway.errors import StartupError
 from gateway.upstream.http_upstreams import proxy_of
@@ -210,6 +211,30 @@ async def test_credentials_that_a_proxy_wants_for_a_plain_call_are_no_answer_of_
     assert (refusal.status, "the proxy answers with status 407" in str(refusal.body)) == (502, True)
 
 
+async def test_the_doctor_takes_the_way_of_the_backend_and_says_what_is_wrong_with_it(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    stranger = tmp_path / "stranger.pem"
+    trustme.CA().cert_pem.write_to_path(str(stranger))
+    async with over_tls(authority, authority) as (url, _), await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        tls = written(tmp_path, authority, "one.example")
+        backends = {
+            "good": {"adapter": "openai", "url": url, "tls": tls},
+            "untrusted": {"adapter": "openai", "url": url, "tls": {**tls, "ca": str(stranger)}},
+            "behind": {"adapter": "openai", "url": "https://unknown.invalid/v1", "proxy": proxy},
+        }
+        good, untrusted, behind = await inspect_backends(config_of(tmp_path / "data", backends), {})
+    assert good.found.endswith("answers")
+    assert "its certificate is not trusted" in untrusted.found
+    assert "the proxy answers with status 407" in behind.found
+
+
 async def test_a_tunnel_to_an_address_of_ipv6_names_it_in_brackets(tmp_path: Path) -> None:
     heads: list[bytes] = []
 
@@ -356,6 +381,10 @@ FAULTS = {
     "headers: {x-key: [sk-secret]}": "headers: the value of x-key is none",
     "headers: {x-a: b, X-A: c}": "headers: x-a is there twice",
     'headers: {"x y": b}': "headers: expected the name of a header",
+    "api_key_file: key.txt, headers: {Authorization: Basic sk-secret}": "headers: authorization is the header of "
+    "'api_key_file'",
+    "api_key_command: 'true', api_version: 2024-10-21, headers: {api-key: sk-secret}": "headers: api-key is the header",
+    "upstreams: [{url: https://b/v1, api_key_file: key.txt}], headers: {authorization: sk-secret}": "headers: authoriz",
     "proxy: socks5://h:1": "proxy: expected a URL such as http://proxy:3128, environment or off",
     "proxy: http://me:sk-secret@h:1": "proxy: the URL contains credentials",
     "tls: {certificate: c.pem}": "tls.certificate: needs key, expected both or neither",
@@ -367,8 +396,10 @@ FAULTS = {
 @pytest.mark.parametrize(("keys", "sentence"), FAULTS.items(), ids=FAULTS)
 def test_check_tells_each_fault_of_the_way_to_a_backend(tmp_path: Path, keys: str, sentence: str) -> None:
     (tmp_path / "empty.pem").write_text("")
+    (tmp_path / "key.txt").write_text("sk-1")
     file = tmp_path / "config.yaml"
-    file.write_text(f"version: 1\nbackends:\n  main: {{adapter: openai, url: https://host/v1, {keys}}}\n")
+    url = "" if "upstreams" in keys else f"url: https://host{'' if 'api_version' in keys else '/v1'}, "
+    file.write_text(f"version: 1\nbackends:\n  main: {{adapter: openai, {url}{keys}}}\n")
     faults = [f"{'.'.join(map(str, each.path))}: {each.message}" for each in read_config(file, {}).faults]
     assert len(faults) == 1, faults
     assert faults[0].startswith(f"backends.main.{sentence}")
