@@ -60,7 +60,7 @@ class ListTariff:
         if listed is None:
             return UNPRICED
         price = listed.price_at(self._wall())
-        return replace(price, **self._stated) if self._stated and price.is_stated else price
+        return _with(price, self._stated) if self._stated and price.is_stated else price
 
     def _find(self, name: str) -> ListedModel | None:
         found = self._catalogue.find(self._provider, name) if name else None
@@ -70,6 +70,19 @@ class ListTariff:
             fields = {"backend": self._name, "model": name[:200], "keys": "price, or price.catalogue"}
             LOG.warning(message, extra={"fields": fields})
         return found
+
+
+def _with(price: Price, stated: Mapping[str, Any]) -> Price:
+    """Return a price of a list with the amounts that replace its own, above each tier, too. Units and paths that they
+    do not name keep the list's."""
+    amounts = dict(stated)
+    if "per_unit" in stated:
+        named = {unit for unit, _ in stated["per_unit"]}
+        amounts["per_unit"] = (*stated["per_unit"], *(each for each in price.per_unit if each[0] not in named))
+    if "per_call" in stated:
+        amounts["per_call"] = (*stated["per_call"], *price.per_call)
+    above = tuple((start, _with(each, stated)) for start, each in price.above)
+    return replace(price, **amounts, above=above)
 
 
 def provider_at(url: str, data_dir: Path) -> str | None:

@@ -15,7 +15,7 @@ from gateway.dialects.openai.answers import inspect
 from gateway.dialects.usage import usage_in
 from gateway.features.prices.catalogue import Catalogue, load_catalogue
 from gateway.features.prices.lists import ListTariff
-from gateway.prices import Price, Tokens
+from gateway.prices import Price, Tokens, Unit
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC).timestamp()
 
@@ -117,8 +117,29 @@ def test_thoughts_of_gemini_count_once(candidates: int, total: int) -> None:
     assert usage_in({"usageMetadata": usage}).tokens == Tokens(10, 120, 0, 0, 100)
 
 
-def tariff(provider: str, folder: Path, fixed: str | None = None, **stated: float) -> ListTariff:
+def tariff(provider: str, folder: Path, fixed: str | None = None, **stated: Any) -> ListTariff:
     return ListTariff("main", provider, fixed, ModelNames(), stated, folder, lambda: NOW)
+
+
+def test_what_is_stated_replaces_no_other_unit_of_the_list(tmp_path: Path) -> None:
+    """Pictures have no list price, so an operator states theirs; transcriptions of the list became free by that."""
+    openai = tariff("openai", tmp_path, per_unit=((Unit.IMAGE, 0.04),), per_call=(("/v1/images/*", 0.01),))
+    minute = openai.price("whisper-1").of_unit(Unit.MINUTE)
+    assert minute == pytest.approx(0.006 / 60)
+    assert openai.price("whisper-1").of_unit(Unit.IMAGE) == 0.04
+    cheaper = tariff("openai", tmp_path, per_unit=((Unit.MINUTE, 0.003),))
+    assert cheaper.price("whisper-1").of_unit(Unit.MINUTE) == pytest.approx(0.003 / 60)
+    perplexity = tariff("perplexity", tmp_path, per_call=(("/v1/images/*", 0.01),)).price("sonar")
+    assert (perplexity.of_call("/v1/images/edits"), perplexity.of_call("/v1/chat/completions")) == (0.01, 0.012)
+
+
+def test_what_is_stated_counts_above_a_tier_too(tmp_path: Path) -> None:
+    """A rebate for input ended at 200,000 tokens: beyond them the list's price counted."""
+    listed = tariff("google", tmp_path).price("gemini-2.5-pro")
+    stated = tariff("google", tmp_path, input_per_million=1.0).price("gemini-2.5-pro")
+    assert listed.of(300_000, 0) == pytest.approx(0.75)
+    assert stated.of(300_000, 0) == pytest.approx(0.3)
+    assert stated.of(300_000, 1_000) - stated.of(300_000, 0) == pytest.approx(0.015)  # the output has the list's tier
 
 
 def test_a_deployment_with_a_name_of_its_own_is_not_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
