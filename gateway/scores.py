@@ -31,6 +31,29 @@ class ScoredPrompt:
     by: Scorer = Scorer.TEXT
 
 
+class TierLabel(StrEnum):
+    """The light model's answer beside the large one's. A mere difference says little, as either may be right."""
+
+    WORSE = "worse"
+    EQUAL = "as-good"
+    BETTER = "better"
+    DIFFERENT = "different"
+
+    @property
+    def gain(self) -> float | None:
+        """The gain of the large model's answer in [-1, 1], or None if nobody judged it."""
+        return _GAINS.get(self)
+
+    @property
+    def worse(self) -> float:
+        """The probability that the light answer is worse. One half for a difference that nobody judged."""
+        return _WORSE.get(self, 0.0)
+
+
+_GAINS = {TierLabel.WORSE: 1.0, TierLabel.EQUAL: 0.0, TierLabel.BETTER: -1.0}
+_WORSE = {TierLabel.WORSE: 1.0, TierLabel.DIFFERENT: 0.5}
+
+
 @dataclass(frozen=True, slots=True)
 class TierDecision:
     """The tier that the rule prefers, before budgets and failures are considered."""

@@ -33,10 +33,10 @@ from gateway.adapters.onnx.model_files import MODEL
 from gateway.routing.complexity import WEIGHTS, ComplexityModel, build_complexity, load_weights
 from gateway.routing.prompt_features import FloatArray
 from gateway.routing.prompt_prior import load_prior
-from gateway.routing.residual_fit import LabelArrays, fit_residual
-from gateway.routing.route_score import MIN_LABELS, attempt_fit
+from gateway.routing.route_fit import LabelArrays, RouteFit, fit_models, judge_fit
+from gateway.routing.route_score import MIN_LABELS
 from gateway.scores import ScoredPrompt
-from training.gaps import apgr, many_models
+from training.gaps import apgr, calibration, many_models
 from training.perturb import typo
 from training.prompt_prior import exam_scores, fit_exam, option_scale, read
 
@@ -55,7 +55,7 @@ LEARNED = (
     ("llama-3.1-8b-instruct", "llama-3.1-nemotron-51b-instruct"),
 )
 LABELS = (MIN_LABELS, 1000, 4000)
-SPLITS = 5
+SPLITS = 10
 PERTURBED = 600
 BRITISH = {
     "color": "colour", "center": "centre", "favorite": "favourite", "neighbor": "neighbour", "organize": "organise",
@@ -116,26 +116,26 @@ def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, Fl
     print(f"\n{below} of {len(pairs)} pairs below length\n")
 
 
-def labels_of(prompts: Sequence[ScoredPrompt], worse: FloatArray) -> LabelArrays:
-    rest = np.stack([[p.score for p in prompts], worse, np.ones(len(worse))], axis=1)
+def labels_of(prompts: Sequence[ScoredPrompt], gains: FloatArray) -> LabelArrays:
+    rest = np.stack([[p.score for p in prompts], gains, np.ones(len(gains))], axis=1)
     return LabelArrays(np.array([p.row for p in prompts]), rest.astype(np.float32))
 
 
 def show_learned(prompts: Sequence[ScoredPrompt], outcomes: Mapping[str, FloatArray]) -> None:
     """Print the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
 
-    A label is one bit, whether the light answer is worse, as the gateway's audits give it.
+    A label has three values: the large model's answer is better, equal or worse, as a judge of the audits tells.
     """
-    print("| light -> large | labels | APGR before | after | with the gate | passed | passed, labels shuffled |")
-    print("|---|---|---|---|---|---|---|")
+    print("| light -> large | labels | APGR before | after | with the gate | passed | passed, labels shuffled | ECE |")
+    print("|---|---|---|---|---|---|---|---|")
     for light, large in LEARNED:
-        given = labels_of(prompts, (outcomes[large] > outcomes[light]).astype(float))
+        given = labels_of(prompts, outcomes[large] - outcomes[light])
         for count in LABELS:
             found = [_split(given, outcomes[light], outcomes[large], count, seed) for seed in range(SPLITS)]
-            before, after, gated, passed, by_chance = np.mean(found, axis=0)
+            before, after, gated, passed, by_chance, error = np.mean(found, axis=0)
             print(
                 f"| {light} -> {large} | {count} | {before:.3f} | {after:.3f} | {gated:.3f} | {passed:.0%} "
-                f"| {by_chance:.0%} |"
+                f"| {by_chance:.0%} | {error:.3f} |"
             )
     print()
 
@@ -144,17 +144,14 @@ def _split(given: LabelArrays, light: FloatArray, large: FloatArray, count: int,
     order = np.random.default_rng(seed).permutation(len(given))
     seen, rest = order[:count], order[count:]
     labels, asked = (LabelArrays(given.rows[at], given.rest[at]) for at in (seen, rest))
-    attempt = attempt_fit(labels)
-
-    def area(logits: FloatArray) -> float:
-        return apgr(logits, light[rest], large[rest], STEPS)
-
-    before, after = area(asked.logits), area(fit_residual(labels).logits(asked))
+    judged = judge_fit(labels)
+    own = RouteFit(fit_models(labels), judged.blend).scores(asked.rows, asked.rest[:, 0].astype(float))
+    before, after = (apgr(scores, light[rest], large[rest], STEPS) for scores in (asked.logits, own))
     shuffled = labels.rest.copy()
     np.random.default_rng(seed).shuffle(shuffled[:, 1])
-    passed = attempt.residual is not None
-    by_chance = attempt_fit(LabelArrays(labels.rows, shuffled)).residual is not None
-    return before, after, after if passed else before, float(passed), float(by_chance)
+    by_chance = judge_fit(LabelArrays(labels.rows, shuffled)).passes
+    error, _ = calibration(own, (asked.gains > 0).astype(float))
+    return before, after, after if judged.passes else before, float(judged.passes), float(by_chance), error
 
 
 def changes(draw: random.Random) -> Mapping[str, Callable[[str], str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.cache.answer_comparer import AnswerComparer
-from gateway.cache.answer_judge import AnswerJudge
+from gateway.cache.answer_judge import AnswerJudge, Preference
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.feedback import relation_between
 from gateway.cache.labels import Labels
@@ -51,6 +51,19 @@ class AuditCalls(BackgroundCalls):
         label, cost = await self._judge.request_verdict(rule.judge, request, first, second)
         self.record_cost(request.route, expected, cost)
         return label
+
+    async def preference(
+        self, request: RequestContext, rule: AuditRule, first: Entry, second: Entry, expected: float
+    ) -> Preference:
+        """Return the better answer by the judge of the policy. One more call would cost `expected` US dollars.
+
+        It is undecided without a judge, and where the bounds leave no room for a call.
+        """
+        if rule.judge is None or not self.reserve(request.route, rule, expected):
+            return Preference.UNDECIDED
+        found, cost = await self._judge.request_preference(rule.judge, request, first, second)
+        self.record_cost(request.route, expected, cost)
+        return found
 
     def record_cost(self, route: str, expected: float, actual: float) -> None:
         """Record the actual cost of a call."""

@@ -59,7 +59,7 @@ class RoutingMetrics:
         )
         self.routing_labels = Counter(
             "nearhit_routing_labels_total",
-            "Requests for which the light model's answer proved worse or as good, by source",
+            "Requests for which the light model's answer proved worse, as good or better, by source",
             ("route", "source", "label"),
         )
         self.light_audits = Counter(

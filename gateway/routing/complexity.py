@@ -120,7 +120,7 @@ class ComplexityModel:
     def basis(self) -> str:
         """The name of the weights and inputs. State learned from scores with another basis is of no use."""
         digests = f"{self._prior.digest[:12]} {self._weights.digest[:12]}"
-        return f"complexity {digests} {'with' if self.reads_vectors else 'without'} vectors"
+        return f"complexity {digests} {'with' if self.reads_vectors else 'without'} vectors, three labels"
 
     def score(self, text: str, max_tokens: int | None) -> float:
         """Return the complexity in (0, 1), see `judge`."""

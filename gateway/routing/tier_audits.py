@@ -1,6 +1,7 @@
 """Audit answers of the light model: fetch the large model's answer after the client is served, and compare both.
 
-The large model's answer is the reference: an answer that differs from it counts as worse.
+Equal answers are a label by themselves. If they differ, either may be right, so the judge of the policy says which is
+better. Without a judge, or a verdict of it, the label is only that they differ.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import replace
 
 from gateway.cache.admission import admit_response
 from gateway.cache.answer_comparer import AnswerComparer, OnCompared
-from gateway.cache.answer_judge import AnswerJudge
+from gateway.cache.answer_judge import AnswerJudge, Preference
 from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Target
 from gateway.config.policy.parameters import untuned
-from gateway.config.policy.schema import ADMIT_ALL
+from gateway.config.policy.schema import ADMIT_ALL, AuditRule
 from gateway.context import RequestContext
 from gateway.entries import NO_CACHE, Entry
 from gateway.errors import GatewayError, UpstreamStreamError
@@ -26,12 +27,22 @@ from gateway.ports import Clock
 from gateway.prices import Tariff, Tokens
 from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
-from gateway.scores import ComparedAnswer
+from gateway.scores import ComparedAnswer, TierLabel
 from gateway.streams import buffer_response
 from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.quality")
 MAX_BYTES = 1024 * 1024  # of the large model's answer; longer ones are not compared
+EVEN = tuple("02468ace")  # last digits of a fingerprint
+
+# The label of the traffic log: whether the light answer is as good. A difference that nobody judged counts against it.
+RECORDED = {
+    TierLabel.EQUAL: Label.RIGHT,
+    TierLabel.BETTER: Label.RIGHT,
+    TierLabel.WORSE: Label.WRONG,
+    TierLabel.DIFFERENT: Label.WRONG,
+    None: Label.UNDECIDED,
+}
 
 
 class TierAudits:
@@ -92,16 +103,35 @@ class TierAudits:
             if large is None:  # the reservation stays spent: the failed call may have cost as much
                 self._telemetry.light_audits.add(request.route, "failed")
                 return
-            answers = light, large
-            label = await self._calls.label(comparisons, request, target.audit, answers, large.cost_dollars)
-        if label is not Label.UNDECIDED:
-            worse = label is Label.WRONG
-            self._escalations.observe(request.route, prompt, light_was_worse=worse, source="audit")
-        compared = [ComparedAnswer(each.backend, Tokens(each.input_tokens, each.output_tokens)) for each in answers]
-        self._on_compared(request, "audit", compared[1], compared[0], label)
-        outcome = {Label.WRONG: "worse", Label.RIGHT: "as-good"}.get(label, "undecided")
+            label = await self._label(request, light, large, target.audit, comparisons)
+        if label is not None:
+            # Without a judge only equal answers have a label, which would teach that all prompts are easy.
+            fits = target.audit.judge is not None
+            self._escalations.observe(request.route, prompt, label, source="audit", fits=fits)
+        compared = [
+            ComparedAnswer(each.backend, Tokens(each.input_tokens, each.output_tokens)) for each in (light, large)
+        ]
+        self._on_compared(request, "audit", compared[1], compared[0], RECORDED[label])
         # last, so that a reader of the counter finds all of the above done
-        self._telemetry.light_audits.add(request.route, outcome)
+        self._telemetry.light_audits.add(request.route, "undecided" if label is None else str(label))
+
+    async def _label(
+        self, request: RequestContext, light: Entry, large: Entry, rule: AuditRule, comparisons: AnswerComparer
+    ) -> TierLabel | None:
+        """Return what both answers say of the light one, or None if nothing can be told."""
+        assert request.call is not None  # only questions are audited
+        same = await comparisons.label(request.call, light, large)
+        if same is Label.RIGHT:
+            return TierLabel.EQUAL
+        # Judges prefer the first of two answers, so the light one is first for half of the requests.
+        swapped = request.keys.fingerprint[-1:] in EVEN
+        first, second = (large, light) if swapped else (light, large)
+        better = await self._calls.preference(request, rule, first, second, large.cost_dollars)
+        if better is Preference.UNDECIDED:
+            return TierLabel.DIFFERENT if same is Label.WRONG else None
+        if better is Preference.EQUAL:
+            return TierLabel.EQUAL
+        return TierLabel.BETTER if (better is Preference.FIRST) is not swapped else TierLabel.WORSE
 
     async def _answer(self, request: RequestContext, light: Entry, target: Target) -> Entry | None:
         """Return the large model's answer; None where the call failed or the answer is incomplete."""

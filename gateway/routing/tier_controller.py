@@ -94,11 +94,12 @@ class TierCalibration:
             self.worse *= fade
             self._fit = None
 
-    def observe(self, score: float, light_was_worse: bool, weight: float) -> None:
-        """Record a label. `weight` in (0, 1]: 1 for one as reliable as a comparison of both answers."""
+    def observe(self, score: float, worse: float, weight: float) -> None:
+        """Record a label: the probability that the light answer was worse. `weight` in (0, 1]: 1 for one as reliable as
+        a comparison of both answers."""
         band = band_of(score)
         self.labels[band] += weight
-        self.worse[band] += weight * light_was_worse
+        self.worse[band] += weight * worse
         self._fit = None
 
     def restore(self, labels: Floats, worse: Floats) -> None:
@@ -312,21 +313,22 @@ class TierController:
 
     # Learning
 
-    def observe(self, score: float, light_was_worse: bool, source: str, weight: float = 1.0) -> None:
-        """Learn whether the light model's answer was worse, or would have been, for a request with this score.
+    def observe(self, score: float, worse: float, source: str, weight: float = 1.0) -> None:
+        """Learn the probability that the light model's answer was worse, or would have been, for a request with this
+        score.
 
         `weight` in [0, 1]: 1 for a label as reliable as a comparison of both answers, 0 to count it only.
         """
         self._labels[source] = self._labels.get(source, 0) + 1
         self.version += 1
         if self.learning and weight > 0:
-            self._calibration.observe(score, light_was_worse, min(1.0, weight))
+            self._calibration.observe(score, worse, min(1.0, weight))
             self._quality = None
 
-    def apply_event(self, score: float, light_was_worse: bool, weight: float) -> None:
+    def apply_event(self, score: float, worse: float, weight: float) -> None:
         """Apply a label that another gateway observed. That gateway counts and saves it."""
         if self.learning and weight > 0:
-            self._calibration.observe(score, light_was_worse, min(1.0, weight))
+            self._calibration.observe(score, worse, min(1.0, weight))
             self._quality = None
 
     def tier_state(self, target: Target, now: float) -> TierState:

@@ -14,7 +14,7 @@ from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.scores import ScoredPrompt, TierDecision
+from gateway.scores import ScoredPrompt, TierDecision, TierLabel
 
 if TYPE_CHECKING:  # imported with the first route that compares questions, or has tiers
     from gateway.cache.threshold.route_control import LearningEvent
@@ -147,26 +147,28 @@ class TierLearning:
     # Learning
 
     def observe(
-        self, route: str, prompt: ScoredPrompt, *, light_was_worse: bool, source: str, weight: float = 1.0
+        self, route: str, prompt: ScoredPrompt, label: TierLabel, *, source: str, weight: float = 1.0, fits: bool = True
     ) -> None:
-        """Record a label. `source` is feedback, audit or cascade. `weight` is that of `TierController.observe`."""
-        self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
+        """Record a label. `source` is feedback, audit or cascade. `weight` is that of `TierController.observe`. The
+        route's own fit reads labels with `fits` that somebody judged."""
+        self._telemetry.routing_labels.add(route, source, str(label))
         control = self.of(route)
-        control.observe(self.score(route, prompt), light_was_worse, source, weight)
-        if control.learning and weight > 0:
-            self.scores.of(route).observe(prompt, light_was_worse, weight)
-        row = prompt.row.astype("<f2").tobytes() if weight > 0 else b""
-        self._publish(self.basis, route, (prompt.score, light_was_worse, weight, row))
+        control.observe(self.score(route, prompt), label.worse, source, weight)
+        fits &= weight > 0 and label.gain is not None
+        if control.learning and fits and label.gain is not None:
+            self.scores.of(route).observe(prompt, label.gain, weight)
+        row = prompt.row.astype("<f2").tobytes() if fits else b""
+        self._publish(self.basis, route, (prompt.score, str(label), weight, row))
 
     def apply_event(self, basis: str, route: str, label: LearningEvent) -> None:
         """Apply a label of another gateway. Raise `ValueError` or `TypeError` where it cannot be read."""
         if basis == self.basis and route in self._routes:
-            score, worse, weight, *rest = label  # gateways before fits send no row
-            prompt = import_module(SCORE).prompt_from(float(score), rest[0] if rest else b"")
+            score, name, weight, row = label
+            prompt, said = import_module(SCORE).prompt_from(float(score), row), TierLabel(name)
             control = self._routes[route]
-            control.apply_event(self.score(route, prompt), bool(worse), float(weight))
-            if control.learning and weight > 0:
-                self.scores.of(route).observe(prompt, bool(worse), float(weight))
+            control.apply_event(self.score(route, prompt), said.worse, float(weight))
+            if control.learning and weight > 0 and said.gain is not None:
+                self.scores.of(route).observe(prompt, said.gain, float(weight))
 
     def feedback(self, tenant: str, request_id: str, verdict: str) -> TierAnswer | None:
         """Record a client's verdict on an answer, `right` or `wrong`. Only its first verdict counts.
@@ -179,8 +181,8 @@ class TierLearning:
         self._answers.put((tenant, request_id), replace(answer, has_feedback=True))
         wrong = verdict == "wrong"
         weight = LIGHT_WEIGHT if answer.light else LARGE_WRONG_WEIGHT if wrong else LARGE_RIGHT_WEIGHT
-        worse = wrong if answer.light else not wrong
-        self.observe(answer.route, answer.prompt, light_was_worse=worse, source="feedback", weight=weight)
+        label = TierLabel.WORSE if wrong is answer.light else TierLabel.EQUAL
+        self.observe(answer.route, answer.prompt, label, source="feedback", weight=weight)
         return answer
 
     # Fitting

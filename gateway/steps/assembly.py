@@ -21,6 +21,7 @@ from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.routing.trials import TrialParts
 from gateway.routing.tuned_pool import pools_of, prices_of
+from gateway.scores import TierLabel
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
 from gateway.steps.dispatch import Call, Dispatch, Mirror
@@ -236,9 +237,8 @@ class RouteSteps:
         strict would soon teach the route that all requests are hard."""
         prompt = request.estimates.scored_prompt
         if prompt is not None and not request.work.internal:
-            self.parts.escalations.observe(
-                request.route, prompt, light_was_worse=not passed, source="cascade", weight=0.0
-            )
+            label = TierLabel.EQUAL if passed else TierLabel.WORSE
+            self.parts.escalations.observe(request.route, prompt, label, source="cascade", weight=0.0)
 
     def _mirror(self) -> Mirror | None:
         mirror = self.ports.mirror

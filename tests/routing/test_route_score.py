@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.residual_fit import CAPACITY, MAX_MOVE, LabelArrays, PromptLabels, fit_residual
+from gateway.routing.route_fit import CAPACITY, LabelArrays, PromptLabels, RouteFit, fit_models, judge_fit
 from gateway.routing.route_score import MIN_LABELS, FitResult, RouteScore, attempt_fit
 from gateway.routing.tier_learning import TierLearning
-from gateway.scores import ScoredPrompt
+from gateway.scores import ScoredPrompt, TierLabel
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.targets import light_and_large
 
@@ -31,6 +31,11 @@ def prompts(count: int, seed: int = 0) -> list[ScoredPrompt]:
     return [ScoredPrompt(float(draw.uniform(0.2, 0.8)), row) for row in rows]
 
 
+def fitted(labels: LabelArrays) -> RouteFit:
+    """The fit to labels, whether or not the gate lets it pass."""
+    return RouteFit(fit_models(labels), judge_fit(labels).blend)
+
+
 def worse(prompt: ScoredPrompt, draw: np.random.Generator, informative: float) -> bool:
     """The shipped score says nothing, the first number of the row says `informative` of the logit."""
     return bool(draw.random() < 1 / (1 + math.exp(-informative * float(prompt.row[0]))))
@@ -39,7 +44,7 @@ def worse(prompt: ScoredPrompt, draw: np.random.Generator, informative: float) -
 def taught(count: int, informative: float, seed: int = 0) -> RouteScore:
     score, draw = RouteScore(BASIS), np.random.default_rng(seed + 1)
     for prompt in prompts(count, seed):
-        score.observe(prompt, worse(prompt, draw, informative), 1.0)
+        score.observe(prompt, float(worse(prompt, draw, informative)), 1.0)
     return score
 
 
@@ -71,8 +76,10 @@ def test_labels_that_say_nothing_change_no_score(seed: int) -> None:
 def test_few_labels_are_not_fitted() -> None:
     score = taught(MIN_LABELS - 1, informative=3.0)
     assert not score.is_due
-    assert str(score.source) == f"the shipped score; the route has 299 of {MIN_LABELS} labels for its own fit"
-    score.observe(prompts(1)[0], True, 1.0)
+    assert (
+        str(score.source) == f"the shipped score; the route has {MIN_LABELS - 1} of {MIN_LABELS} labels for its own fit"
+    )
+    score.observe(prompts(1)[0], 1.0, 1.0)
     assert score.is_due
 
 
@@ -82,7 +89,7 @@ def test_a_fit_is_tried_again_after_a_tenth_more_labels() -> None:
     due = []
     for prompt in prompts(60, seed=5):
         due.append(score.is_due)
-        score.observe(prompt, True, 1.0)
+        score.observe(prompt, 1.0, 1.0)
     assert not any(due) and score.is_due
 
 
@@ -102,46 +109,71 @@ def test_traffic_that_turns_around_ends_the_fit() -> None:
     score.apply(attempt_fit(score.labels()), 600)
     draw = np.random.default_rng(3)
     for prompt in prompts(900, seed=4):
-        score.observe(prompt, worse(prompt, draw, 0.0), 1.0)
+        score.observe(prompt, float(worse(prompt, draw, 0.0)), 1.0)
     for prompt in prompts(CAPACITY, seed=6):
-        score.observe(prompt, worse(prompt, draw, 0.0), 1.0)
+        score.observe(prompt, float(worse(prompt, draw, 0.0)), 1.0)
     attempt = attempt_fit(score.labels())
     score.apply(attempt, CAPACITY)
-    assert attempt.residual is None and score.source.number == 0
+    assert attempt.fit is None and score.source.number == 0
 
 
-def test_false_labels_move_a_logit_by_a_bounded_amount() -> None:
+def test_false_labels_move_a_score_by_a_bounded_amount() -> None:
     labels = PromptLabels()
-    row = np.full(WIDTH, 60_000, np.float16)
-    for _ in range(CAPACITY):
-        labels.add(ScoredPrompt(0.5, row), True, 1.0)
-    fit = fit_residual(labels.arrays())
-    base = fit.slope * 0.0 + fit.bias
-    assert (
-        abs(math.log(fit.score(ScoredPrompt(0.5, row)) / (1 - fit.score(ScoredPrompt(0.5, row)))) - base)
-        <= MAX_MOVE + 1e-6
-    )
+    for at, prompt in enumerate(prompts(400)):
+        labels.add(prompt, float(at % 2), 1.0)
+    fit = fitted(labels.arrays())
+    far = ScoredPrompt(0.5, np.full(WIDTH, 60_000, np.float16))
+    shipped = fit.blend.inner(np.array([fit.blend.means[:2]]), np.zeros(1))[0]
+    moved = fit.blend.inner(fit.models(far.row[np.newaxis]), np.zeros(1))[0]
+    assert abs(moved - shipped) <= fit.blend.share * 3.0 * 1.5
+    assert 0 < fit.score(far) < 1
 
 
 def test_labels_of_little_weight_count_little() -> None:
     def slope(weight: float) -> float:
         labels, draw = PromptLabels(), np.random.default_rng(2)
         for prompt in prompts(500):
-            labels.add(prompt, worse(prompt, draw, 2.0), weight)
-        return float(fit_residual(labels.arrays()).weights[0])
+            labels.add(prompt, float(worse(prompt, draw, 2.0)), weight)
+        return float(fit_models(labels.arrays()).ridge[0])
 
     assert 0 < slope(0.1) < slope(1.0)
+
+
+def test_a_better_light_answer_tells_more_than_an_equal_one() -> None:
+    """Large answers are worse where the first number is negative: two values cannot say so."""
+
+    def order(better: float) -> float:
+        score, draw = RouteScore(BASIS), np.random.default_rng(8)
+        for prompt in prompts(600):
+            first = float(prompt.row[0])
+            gain = 1.0 if first > 1 else better if first < -1 else 0.0
+            score.observe(prompt, gain if draw.random() < 0.4 else 0.0, 1.0)
+        score.apply(attempt_fit(score.labels()), 600)
+        return in_order(score)
+
+    assert order(-1.0) > order(0.0) + 0.01
+
+
+def test_what_is_said_comes_true_that_often() -> None:
+    labels, draw = PromptLabels(), np.random.default_rng(4)
+    for prompt in prompts(2000):
+        labels.add(prompt, float(worse(prompt, draw, 2.0)), 1.0)
+    fit, asked = fitted(labels.arrays()), prompts(3000, seed=11)
+    said = np.array([fit.score(prompt) for prompt in asked])
+    seen = np.array([worse(prompt, draw, 2.0) for prompt in asked])
+    for part in np.array_split(np.argsort(said), 5):
+        assert said[part].mean() == pytest.approx(seen[part].mean(), abs=0.06)
 
 
 def test_the_ring_keeps_the_newest_in_order() -> None:
     labels = PromptLabels(capacity=10)
     for at in range(25):
-        labels.add(ScoredPrompt(0.5, np.full(3, at, np.float16)), bool(at % 2), 1.0)
+        labels.add(ScoredPrompt(0.5, np.full(3, at, np.float16)), float(at % 2), 1.0)
     kept = labels.arrays()
     assert kept.rows[:, 0].tolist() == list(range(15, 25))
     again = PromptLabels(capacity=10)
     again.restore(kept)
-    again.add(ScoredPrompt(0.5, np.full(3, 25, np.float16)), True, 1.0)
+    again.add(ScoredPrompt(0.5, np.full(3, 25, np.float16)), 1.0, 1.0)
     assert again.arrays().rows[:, 0].tolist() == list(range(16, 26))
 
 
@@ -150,7 +182,7 @@ def test_a_row_of_another_width_is_scored_as_shipped() -> None:
     score.apply(attempt_fit(score.labels()), 600)
     other = ScoredPrompt(0.3, np.zeros(WIDTH + 1, np.float16))
     assert score.score(other) == 0.3
-    score.observe(other, True, 1.0)
+    score.observe(other, 1.0, 1.0)
     assert len(score.labels()) == 600
 
 
@@ -167,12 +199,12 @@ def test_a_full_snapshot_is_bounded() -> None:
     score = RouteScore(BASIS)
     prompt = ScoredPrompt(0.5, np.zeros(466, np.float16))
     for _ in range(CAPACITY + 10):
-        score.observe(prompt, True, 1.0)
+        score.observe(prompt, 1.0, 1.0)
     assert len(score.snapshot()) < 4_000_000
 
 
 def test_a_snapshot_of_another_score_is_refused() -> None:
-    with pytest.raises(SnapshotInvalid, match="expected version 1, 'other'"):
+    with pytest.raises(SnapshotInvalid, match="expected version 2, 'other'"):
         RouteScore("other").restore(RouteScore(BASIS).snapshot())
 
 
@@ -198,7 +230,8 @@ def learning() -> TierLearning:
 def teach(routes: TierLearning, count: int) -> None:
     draw = np.random.default_rng(1)
     for prompt in prompts(count):
-        routes.observe("default", prompt, light_was_worse=worse(prompt, draw, 2.0), source="audit")
+        label = TierLabel.WORSE if worse(prompt, draw, 2.0) else TierLabel.EQUAL
+        routes.observe("default", prompt, label, source="audit")
 
 
 def test_a_route_with_enough_labels_gets_its_fit_and_a_frozen_one_does_not() -> None:
@@ -222,13 +255,31 @@ def test_labels_of_another_gateway_are_fitted_too() -> None:
     for words in sent:
         here.apply_event(*words)
     assert len(here.scores.of("default").labels()) == 400
-    here.apply_event(BASIS, "default", (0.5, True, 1.0))  # of a gateway without rows
+    here.apply_event("complexity of an older gateway", "default", (0.5, True, 1.0, b""))
     assert len(here.scores.of("default").labels()) == 400
+    with pytest.raises(ValueError, match="not a valid TierLabel"):
+        here.apply_event(BASIS, "default", (0.5, "bad", 1.0, b""))
+
+
+def test_a_difference_that_nobody_judged_is_half_a_label_and_not_fitted() -> None:
+    here, sent = learning(), []
+    there = TierLearning(BASIS, FakeClock(), Telemetry(), lambda *words: sent.append(words))
+    for routes in (here, there):
+        routes.of("default")
+    prompt = prompts(1)[0]
+    there.observe("default", prompt, TierLabel.DIFFERENT, source="audit")
+    there.observe("default", prompt, TierLabel.EQUAL, source="audit", fits=False)
+    for words in sent:
+        here.apply_event(*words)
+    for routes in (here, there):
+        calibration = routes.of("default")._calibration
+        assert (calibration.labels.sum(), calibration.worse.sum()) == (2.0, 0.5)
+        assert len(routes.scores.of("default").labels()) == 0
 
 
 def test_a_label_without_weight_is_counted_and_not_fitted() -> None:
     routes = learning()
-    routes.observe("default", prompts(1)[0], light_was_worse=True, source="cascade", weight=0.0)
+    routes.observe("default", prompts(1)[0], TierLabel.WORSE, source="cascade", weight=0.0)
     assert len(routes.scores.of("default").labels()) == 0
     assert routes.of("default").tier_state(RULE, 0.0).labels == {"cascade": 1}
 

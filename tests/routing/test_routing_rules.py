@@ -235,7 +235,7 @@ async def test_feedback_on_what_nobody_remembers_or_of_somebody_else_is_not_foun
         assert own.status == 200 and own.json["route"] == "default"
 
 
-@pytest.mark.parametrize(("same", "label"), [(True, "as-good"), (False, "worse")])
+@pytest.mark.parametrize(("same", "label"), [(True, "as-good"), (False, "different")])
 async def test_an_audit_asks_the_large_model_what_the_light_one_has_answered(
     light: Upstream, large: Upstream, tmp_path: Path, same: bool, label: str
 ) -> None:
@@ -255,6 +255,40 @@ async def test_an_audit_asks_the_large_model_what_the_light_one_has_answered(
         assert shown["labels"] == {"audit": 5}
         assert (shown["calibration"]["shift"] > 0) is not same
         assert shown["large_share"] == 0.0, "what the gateway asks itself is no part of the share"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "label", "outcome"),
+    [("A", "worse", "worse"), ("B", "better", "better"), ("EQUAL", "as-good", "as-good"), ("Both!", "different", None)],
+)
+async def test_the_judge_of_an_audit_says_which_of_two_answers_is_better(
+    light: Upstream, large: Upstream, tmp_path: Path, verdict: str, label: str, outcome: str | None
+) -> None:
+    """A and B stand for the answers of the large and the light model, wherever the prompt has them."""
+    here, other = "The river Danube flows through ten countries.", "Bring the eggs to room temperature first."
+    places = set()
+
+    async def large_or_judge(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        prompt = call["messages"][0]["content"]
+        if "Decide which answer serves" not in prompt:
+            return web.json_response(completion(call, other))
+        large_first = prompt.index(other) < prompt.index(here)
+        places.add(large_first)
+        names = ("FIRST", "SECOND") if large_first else ("SECOND", "FIRST")
+        return web.json_response(completion(call, {"A": names[0], "B": names[1]}.get(verdict, verdict)))
+
+    light.answer, large.answer = saying(here), large_or_judge
+    rule = "escalate_above: 1.0, audit: {share: 100%, judge: large}"
+    async with gateway_of(config(tmp_path, light, large), policy(rule)) as served:
+        for question in questions(8):
+            await served.chat(question)
+        telemetry = served.gateway.parts.telemetry
+        await until(lambda: telemetry.light_audits.values.get(("default", label), 0) == 8)
+        assert telemetry.routing_labels.values == {("default", "audit", label): 8}
+        fitted = served.gateway.parts.escalations.scores.of("default").labels()
+        assert len(fitted) == (8 if outcome else 0)
+        assert set(fitted.gains.tolist()) == {{"worse": 1.0, "better": -1.0, "as-good": 0.0}[x] for x in [outcome] if x}
+        assert places == {True, False}, "judges prefer the first answer"
 
 
 async def test_an_audit_reads_streams_and_gives_up_on_what_fails(

@@ -41,7 +41,7 @@ async def test_an_audit_of_a_light_answer_is_in_the_log_with_the_tokens_of_both(
     async with behind(tmp_path, rule, "light", "large") as (served, upstreams):
         upstreams["light"].answer, upstreams["large"].answer = billing(HERE, 3), billing(OTHER, 8)
         await served.chat(EASY, model="m")
-        await until(lambda: counted(served, "light_audits").get("worse") == 1)
+        await until(lambda: counted(served, "light_audits").get("different") == 1)
         log = await flushed(served, tmp_path)
     (found,), (row,) = log.comparisons, log.requests
     assert (found.route, found.model, found.source, found.label) == ("default", "m", "audit", "wrong")
