@@ -198,9 +198,9 @@ class Judged:
 def judge_fit(labels: LabelArrays) -> Judged:
     """Return the blend for these labels, judged by predictions for prompts that the models had not seen.
 
-    The gain is the t statistic of the models' prediction, in a regression of the labels on it and the shipped score. The
-    blend must also order the prompts better: the area between both curves of the
-    gain against the large model's share must be above 0.
+    The gain is the t statistic of the models' prediction, in a regression of the labels on it and the shipped score.
+    The blend must also order the prompts better: the area between both curves of the gain against the large model's
+    share must be above 0.
     """
     predicted, fold = np.zeros((len(labels), 2)), np.arange(len(labels)) % FOLDS
     for number in range(FOLDS):
