@@ -90,6 +90,7 @@ class Call:
     tuning: str = ""  # the parameters that a tier has set on it, or "" for the client's own
     added: frozenset[str] = frozenset()  # fields of `body` that a tier has added
     path: str | None = None  # by which routes know it; None: the path of its request
+    query: str | None = None  # the part of its request's query that decides the answer; None: all of it
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
     # argument is a whole body or one event's data. None if the protocol echoes nothing.
@@ -126,6 +127,15 @@ class Call:
     @property
     def no_question(self) -> Bypass | None:
         return self.decisive.no_question
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The object in the body with the parameters of the model, such as the temperature."""
+        field = self.dialect.settings_field
+        if field is None:
+            return self.body
+        settings = self.body.get(field)
+        return settings if isinstance(settings, Mapping) else {}
 
     @property
     def prompt(self) -> str:
@@ -328,7 +338,7 @@ class Dialect(Protocol):
 
     @property
     def token_count_path(self) -> str | None:
-        """The path at which its clients ask how many tokens a conversation has, or None."""
+        """The path at which its clients ask how many tokens a conversation has, as a pattern, or None."""
 
     @property
     def to_neutral(self) -> Translation | None:
@@ -356,6 +366,13 @@ class Dialect(Protocol):
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         """Return the call of a request that this dialect claims. `headers` is case-insensitive. Raise `BadRequest`."""
+
+    @property
+    def settings_field(self) -> str | None:
+        """The field of a body with the parameters of the model, or None if they stand in the body itself."""
+
+    def with_query(self, call: Call, query: str) -> Call:
+        """Return a call as a query that is not empty changes it."""
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         """Return the request for the backend. It is built from the parsed call, never from the raw bytes, so that two
@@ -401,6 +418,9 @@ class Dialect(Protocol):
 
     def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
         """Estimate the input tokens of a request to `token_count_path`, or None if the body is no such request."""
+
+    def token_count(self, tokens: int) -> bytes:
+        """Return the body that answers a request to `token_count_path`."""
 
     def open_parts(self, call: Call) -> OpenParts | None:
         """Return what follows the parts of a stream, or None if its last events tell whether it is over."""

@@ -79,6 +79,7 @@ _PROTOCOL_KEY = re.compile(r"openai-insecure-api-key\.(.+)|base64url\.bearer\.au
 PROTOCOLS = "sec-websocket-protocol"
 # Headers that differ from request to request and normally decide nothing.
 TRACING = frozenset({"baggage", "traceparent", "tracestate", "x-request-id", "x-stainless-retry-count"})
+LISTED_PARAMETERS = frozenset({"?key"})  # parameters that count as `KEYS` do: of Google
 MAX_NAMES = 1024  # remembered names; beyond this number they are forgotten
 
 
@@ -108,7 +109,8 @@ class Credentials:
 
     @property
     def listed_key(self) -> str | None:
-        """The key, if it stands in one of `KEYS` or in a header that the configuration names."""
+        """The key, if it stands in one of `KEYS`, in a header that the configuration names, or in Google's
+        parameter."""
         return self.key if self.key is not None and self.rules.is_listed(self.names[0]) else None
 
     def cover(self, name: str) -> bool:
@@ -129,7 +131,11 @@ class CredentialRules:
 
     def is_listed(self, name: str) -> bool:
         """Return whether a header is one of `KEYS`, or the configuration makes it one."""
-        return name in self._order or any(counts and pattern.fullmatch(name) for pattern, counts in self._changes)
+        return (
+            name in self._order
+            or name in LISTED_PARAMETERS
+            or any(counts and pattern.fullmatch(name) for pattern, counts in self._changes)
+        )
 
     def sign_of(self, name: str) -> Sign | None:
         """Return what a header of this name tells, or None if it tells nothing."""

@@ -11,12 +11,15 @@ from typing import Any, Protocol
 class ModelObjects:
     """How a dialect writes models. OpenAI's objects are the neutral form; fields of other dialects stay beside its own.
 
-    `write` converts one model, and `page` the list of all.
+    `write` converts one model, and `page` the list of all. `read` converts one of a backend's list, which stands under
+    `key`.
     """
 
     write: Callable[[Mapping[str, Any]], dict[str, Any]]
     page: Callable[[list[dict[str, Any]]], dict[str, Any]]
     query: str = ""  # that asks a backend for all its models
+    key: str = "data"
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # None: lists are OpenAI's or Anthropic's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,13 @@ class Endpoint:
     """How the endpoints of a dialect are called, besides the body of a call."""
 
     key_header: str | None = None  # has the bare API key; None if `Authorization` has it as a bearer token
+    key_parameter: str | None = None  # of the query: it may have the key in place of `key_header`
     own_headers: frozenset[str] = frozenset()  # headers that mean something in this dialect only, in lower case
     required_headers: tuple[tuple[str, str], ...] = ()  # with the values for clients that send none
     is_versioned: bool = False  # the base URL that clients are given ends in the version of the API
     embeds: bool = True  # there are endpoints with models of embeddings
     budgets: Budgets | None = None  # for thinking
+    base_url: str | None = None  # the `BaseUrl` of its backends, as module:attribute; None for the usual one
     paths_name_models: bool = False  # paths that no dialect claims name models, too: see `Dialect.renamed_path`
     models: ModelObjects | None = None  # None without a list of models at `/v1/models`
 

@@ -31,7 +31,7 @@ def roles_of(call: Call) -> Iterator[object]:
     body = call.body
     if call.embeds or call.passes:
         return
-    if any(body.get(key) for key in ("system", "instructions")):
+    if any(body.get(key) for key in ("system", "instructions", "systemInstruction")):
         yield "system"
     if isinstance(body.get("input"), str):  # in the Responses API, the user's text
         yield "user"
@@ -40,6 +40,9 @@ def roles_of(call: Call) -> Iterator[object]:
         for turn in turns if isinstance(turns, list) else ():
             if isinstance(turn, dict) and ("role" in turn or key == "messages"):
                 yield turn.get("role")
+    for content in body["contents"] if isinstance(body.get("contents"), list) else ():  # of Gemini
+        role = content.get("role") or "user"
+        yield "assistant" if role == "model" else role
 
 
 def admit_response(

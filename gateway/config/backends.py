@@ -59,6 +59,7 @@ BACKENDS = Extensions(
         "kserve": _HTTP,
         "tfserving": _HTTP,
         "torchserve": _HTTP,
+        "gemini": _HTTP,
         "mcp": _HTTP,
         "bedrock": _HTTP,
         "onnx": "gateway.features.onnx_backend.settings:OnnxBackendConfig",
@@ -328,8 +329,9 @@ class BackendSection(SourcedSection):
     starts, so that a check of the configuration imports no client."""
 
     adapter: str
-    """The protocol: `openai`, `anthropic`, `triton`, `kserve` (Open Inference Protocol over HTTP), `tfserving`,
-    `torchserve`, `bedrock` (Converse of Amazon Bedrock), or `mcp` for an MCP server. `onnx` runs a model in process."""
+    """The protocol: `openai`, `anthropic`, `gemini`, `triton`, `kserve` (Open Inference Protocol over HTTP),
+    `tfserving`, `torchserve`, `bedrock` (Converse of Amazon Bedrock), or `mcp` for an MCP server. `onnx` runs a model
+    in process."""
     max_concurrency: Concurrency = 64
     """Calls in flight to each upstream. Further calls wait: four of them always, and as many as get their turn soon."""
     adaptive: Switch = True
@@ -392,10 +394,11 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
 
     builder = "gateway.upstream.http_upstreams:HttpUpstreams"
 
-    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve", "mcp", "bedrock"]
+    adapter: Literal["openai", "anthropic", "gemini", "kserve", "tfserving", "torchserve", "mcp", "bedrock"]
     url: HttpUrl | None = None
-    """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Triton `grpc://HOST:PORT`
-    or `grpcs://HOST:PORT`."""
+    """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Gemini
+    `https://generativelanguage.googleapis.com` or that of a project on Vertex AI, for Triton `grpc://HOST:PORT` or
+    `grpcs://HOST:PORT`."""
     upstreams: HttpUpstreams | None = None
     """Instead of `url`: addresses of the same models, each a URL or `{url: ..., weight: 2, api_key_env: ...}`."""
     metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8000/metrics"])
@@ -405,7 +408,7 @@ class OpenAIBackendConfig(RemoteBackendSection, Keyed):
     models: ModelMap = Field(default_factory=dict)
     api_key_env: EnvironmentName | None = None
     """The variable with the key that replaces the client's credentials. It goes upstream as `Authorization: Bearer`, to
-    `anthropic` as `x-api-key`."""
+    `anthropic` as `x-api-key`, to `gemini` as `x-goog-api-key`."""
     api_key_file: File | None = None
     """Instead: the file with the key, such as a mounted secret. A new file counts from the next request on."""
     api_key_command: Command | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from gateway.calls import Call, ClientForm, StreamForm, TokenLogprobs, Translation
 from gateway.dialect_traits import AnswerParts, DemandedForm, Endpoint, OpenParts, Tunable
 from gateway.messages import KEEP_ALIVE, Event
@@ -29,6 +31,10 @@ class BaseDialect:
     from_neutral: Translation | None = None
     logprobs: TokenLogprobs | None = None
     chains_answers = False
+    settings_field: str | None = None
+
+    def with_query(self, call: Call, query: str) -> Call:
+        return call
 
     def translation_from(self, client: str) -> Translation | None:
         return None
@@ -59,6 +65,9 @@ class BaseDialect:
 
     def estimate_tokens(self, body: Mapping[str, Any]) -> int | None:
         return None
+
+    def token_count(self, tokens: int) -> bytes:
+        return orjson.dumps({"input_tokens": tokens})
 
     def open_parts(self, call: Call) -> OpenParts | None:
         return None

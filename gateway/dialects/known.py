@@ -37,6 +37,7 @@ class Declaration:
     adapters: frozenset[str] = frozenset()
     client_header: str | None = None
     token_count_path: str | None = None
+    models_path: str | None = None  # of its list of models, besides `MODELS`
     passes: bool = False
 
 
@@ -47,6 +48,8 @@ AZURE_PATH = re.compile(
 )
 
 NO_PATH = re.compile(r"(?!)")  # of dialects that backends alone speak
+_GEMINI_MODELS = r"/v\d+[a-z0-9]*(?:(?:/projects/[^/]+/locations/[^/]+)?/publishers/google)?/models/([^/]+(?:/[^/]+)*):"
+GEMINI_PATH = re.compile(_GEMINI_MODELS + "(generateContent|streamGenerateContent|embedContent|batchEmbedContents)")
 
 DECLARED: Mapping[str, Declaration] = {
     "openai": Declaration("gateway.dialects.openai.dialect:OpenAI"),
@@ -68,6 +71,13 @@ DECLARED: Mapping[str, Declaration] = {
     ),
     "azure": Declaration("gateway.features.azure.dialect:Azure", AZURE_PATH),
     "bedrock": Declaration("gateway.features.bedrock.dialect:Bedrock", NO_PATH),
+    "gemini": Declaration(
+        "gateway.features.gemini.dialect:Gemini",
+        GEMINI_PATH,
+        client_header="x-goog-api-key",
+        token_count_path=_GEMINI_MODELS + "countTokens",
+        models_path="/v1beta/models",
+    ),
     "mcp": Declaration("gateway.features.mcp.dialect:MCP", re.compile(r"(?:/[^/]+)*/mcp/?")),
     "rerank": Declaration("gateway.features.exact_calls.rerank:Rerank", re.compile(r"(?:/v[12])?/rerank"), passes=True),
     "moderation": Declaration(
@@ -139,9 +149,18 @@ class Dialects(Mapping[str, Dialect]):
         return {each.client_header: name for name, each in self._traits() if each.client_header is not None}
 
     @cached_property
-    def token_count_paths(self) -> Mapping[str, str]:
+    def token_count_paths(self) -> Mapping[re.Pattern[str], str]:
         """The names of the dialects that count tokens, by the path at which their clients ask for it."""
-        return {each.token_count_path: name for name, each in self._traits() if each.token_count_path is not None}
+        return {
+            re.compile(each.token_count_path): name
+            for name, each in self._traits()
+            if each.token_count_path is not None
+        }
+
+    @cached_property
+    def model_lists(self) -> Mapping[str, str]:
+        """The names of the dialects whose clients find a list of models at a path of their own, by that path."""
+        return {each.models_path: name for name, each in self._declared.items() if each.models_path is not None}
 
     def imported(self, name: str) -> Dialect | None:
         """Return a dialect that is imported already, or None."""
@@ -181,6 +200,12 @@ def answers_client(speaks: str, client: str | None) -> bool:
     """Return whether a backend is of the client's own dialect (`client_of`), for requests that no dialect claims. Those
     of clients that no header tells may go to any backend without such clients."""
     return (speaks if speaks in DIALECTS.client_headers.values() else None) == client
+
+
+@lru_cache(maxsize=MAX_PATHS)
+def counter_of(path: str) -> str | None:
+    """Return the name of the dialect whose clients ask at a path how many tokens a conversation has, or None."""
+    return next((name for pattern, name in DIALECTS.token_count_paths.items() if pattern.fullmatch(path)), None)
 
 
 @lru_cache

@@ -19,7 +19,7 @@ BYTES_A_SECOND = 4_000
 DOCUMENTS_OF_A_SEARCH = 100  # of one search unit (https://cohere.com/pricing)
 
 # Before the name of an operation: Azure's prefixes, and the version.
-_VERSION = r"(?:/openai(?:/deployments/[A-Za-z0-9_.-]+)?)?(?:/v\d+(?:beta)?)?"
+_VERSION = r"(?:/openai(?:/deployments/[A-Za-z0-9_.-]+)?)?(?:/v\d+(?:alpha|beta)?\d*)?"
 
 # An id may not hide another path, which a server might find after decoding.
 _ID = r"[A-Za-z0-9_-]+"
@@ -29,6 +29,7 @@ _FREE = re.compile(
     _VERSION
     + r"/(?:messages/count_tokens|responses/input_tokens|tokenize|detokenize|files"
     + rf"|uploads(?:/{_ID}(?:/parts|/complete)?)?|conversations(?:/{_ID}(?:/items)?)?|chat/completions/{_ID}"
+    + rf"|(?:projects/{_ID}/locations/{_ID}/)?(?:publishers/google/)?models/[A-Za-z0-9_.:/-]+:countTokens"
     + rf"|(?:{_ID}/)+cancel)"
 )
 

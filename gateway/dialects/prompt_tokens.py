@@ -12,7 +12,7 @@ from gateway.dialects.openai.answers import cached_tokens, usage_of
 # OpenAI's rule of thumb for English text. It counts bytes, so that other scripts are not underestimated much.
 BYTES_A_TOKEN = 4
 
-USAGE = b'"usage"'
+USAGE, USAGE_METADATA = b'"usage"', b'"usageMetadata"'  # the second one is Gemini's
 
 MAX_READ = 256 * 1024  # bytes of a body that is parsed for its usage; more would take milliseconds
 
@@ -45,10 +45,14 @@ def prompt_tokens(data: bytes) -> PromptTokens:
 
     The result is zero if it reports none or is larger than `MAX_READ`.
     """
-    if USAGE not in data or len(data) > MAX_READ:
+    if (USAGE not in data and USAGE_METADATA not in data) or len(data) > MAX_READ:
         return NO_TOKENS
     try:
         body = load_json(data)
+        metadata = body.get("usageMetadata")
+        if isinstance(metadata, Mapping):
+            total, cached = (count_of(metadata.get(key)) for key in ("promptTokenCount", "cachedContentTokenCount"))
+            return PromptTokens(max(0, total), min(max(0, cached), max(0, total)))
         usage = next((usage for holder in _holders(body) if (usage := usage_of(holder))), {})
         if "prompt_tokens" in usage:
             total, cached = count_of(usage["prompt_tokens"]), cached_tokens(usage)

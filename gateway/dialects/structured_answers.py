@@ -16,7 +16,7 @@ from gateway.dialects.json_body import load_json
 from gateway.errors import MalformedResponse
 
 TOOL_FIELDS = frozenset({"tools", "functions"})  # of a request
-FORM_FIELDS = TOOL_FIELDS | {"response_format", "text", "output_config", "output_format"}
+FORM_FIELDS = TOOL_FIELDS | {"response_format", "text", "output_config", "output_format", "generationConfig"}
 
 
 def read_parts(

@@ -20,7 +20,7 @@ from gateway.http_server.response_writer import body_nowait, keep_alive_of
 from gateway.http_server.service import RequestService
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, prebuilt, unbuffered
-from gateway.messages import Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
+from gateway.messages import Body, ByteStream, Comment, Event, EventStream, FullBody, Response, Tunnel
 from gateway.streams import ObservedStream, as_observed, close_body
 
 ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
@@ -65,7 +65,7 @@ class AiohttpEdge:
             headers = service.headers.all(request, replace(response, headers=tuple(unbuffered(response.headers))))
             out = web.StreamResponse(status=response.status, headers=headers)
             await out.prepare(http)
-            await _relay(http, out, body, keep_alive_of(request).frame(), service.config.stream_keep_alive)
+            await _relay(http, out, body, keep_alive_of(request), service.config.stream_keep_alive)
             return out
         finally:
             await close_body(body)
@@ -91,7 +91,7 @@ class AiohttpEdge:
 
 
 async def _relay(
-    http: web.BaseRequest, out: web.StreamResponse, body: Body, keep_alive: bytes, silence_s: float
+    http: web.BaseRequest, out: web.StreamResponse, body: Body, keep_alive: Event, silence_s: float
 ) -> None:
     """Write a stream as it arrives, and `keep_alive` to events that are silent for `silence_s` seconds. With 0 it is
     never written."""
@@ -110,19 +110,20 @@ async def _relay(
 
 
 async def _relay_events(
-    out: web.StreamResponse, events: ObservedStream[Event], keep_alive: bytes, silence_s: float | None
+    out: web.StreamResponse, events: ObservedStream[Event], keep_alive: Event, silence_s: float | None
 ) -> None:
     reading: asyncio.Future[Sequence[Event]] = asyncio.ensure_future(events.next_batch())
     try:
         while True:
             done, _ = await asyncio.wait({reading}, timeout=silence_s)
             if not done:
-                await out.write(keep_alive)
+                await out.write(keep_alive.frame())
                 continue
             if not (items := reading.result()):
                 return
             for event in items:
-                await out.write(event.frame())
+                is_comment = isinstance(event, Comment) and not isinstance(keep_alive, Comment)
+                await out.write((keep_alive if is_comment else event).frame())
             reading = asyncio.ensure_future(events.next_batch())
     finally:
         if not reading.done():

@@ -25,9 +25,9 @@ from gateway.http_server.wire import (
     sized_headers,
     stream_headers,
 )
-from gateway.messages import KEEP_ALIVE, Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
+from gateway.messages import KEEP_ALIVE, Body, ByteStream, Comment, Event, EventStream, FullBody, Response, Tunnel
 from gateway.observability.response_headers import ResponseHeaders
-from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
+from gateway.streams import BufferedStream, Comments, as_observed, close_body, drain, pump
 
 
 class OutputBuffer:
@@ -189,11 +189,13 @@ class KeepAlive:
     """`KeepAlive` writes a keep-alive to a stream in which nothing was written for between `silence_s` seconds and a
     quarter more. Balancers in front of the gateway cut connections that are silent for a minute."""
 
-    __slots__ = ("_data", "_interval_s", "_out", "_timer", "ticks")
+    __slots__ = ("_data", "_interval_s", "_out", "_timer", "comments", "ticks")
 
     def __init__(self, out: OutputBuffer, event: Event, silence_s: float, *, chunked: bool) -> None:
         self._out = out
         self._data = chunk_of(event.frame()) if chunked else event.frame()
+        # What stands for the comments of a backend: clients of a protocol with an event for it may read no comments.
+        self.comments = None if isinstance(event, Comment) else (event,)
         self._interval_s = silence_s / TICKS
         self.ticks = 0  # since the last event: who writes one sets it to 0
         self._timer: asyncio.TimerHandle | None = None
@@ -230,6 +232,8 @@ async def relay_body(body: Body, out: OutputBuffer, alive: KeepAlive, *, chunked
 
     def events(items: Sequence[Event]) -> bool:
         alive.ticks = 0
+        if alive.comments is not None and type(items) is Comments:
+            items = alive.comments
         if len(items) == 1:
             frame = items[0].frame()
             out.write(chunk_of(frame) if chunked else frame)

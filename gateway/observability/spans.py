@@ -24,6 +24,7 @@ OPERATIONS = {
     "responses": "chat",
     "completions": "text_completion",
     "generate": "text_completion",
+    "generateContent": "generate_content",
 }
 SKIPPED_STEP = "upstream"  # the spans of its calls show this step
 

@@ -36,22 +36,25 @@ class ModelList:
 
     def answer(self, request: RequestContext) -> Awaitable[Response] | None:
         """Return None if the request does not ask for models, or passes through unchanged."""
-        if request.method != "GET" or not (request.path == MODELS or request.path.startswith(MODELS + "/")):
+        listed = _list_at(request) if request.method == "GET" else None
+        if listed is None:
             return None
+        path, client = listed
         backends = [backend for backend in self._backends if _lists_models(backend.speaks)]
         if not backends:
             return None  # a path of another protocol
-        client = client_of(request.headers)
         if len(backends) == 1 and backends[0].http and answers_client(backends[0].speaks, client):
             return None
         request.require_capacity()
-        return self._answer(request, backends, client)
+        return self._answer(request, backends, path, client)
 
-    async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], client: str | None) -> Response:
+    async def _answer(
+        self, request: RequestContext, backends: Sequence[UpstreamPool], path: str, client: str | None
+    ) -> Response:
         models, missing = await self._merge_models(request, backends)
         objects = DIALECTS[client or DEFAULT].endpoint.models
         assert objects is not None  # both have lists of models
-        name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models may contain slashes
+        name = unquote(request.path.removeprefix(path).lstrip("/"))  # names of models may contain slashes
         if not name:
             listed = list(models.values())
             return _json(objects.page(listed))
@@ -104,6 +107,17 @@ class ModelList:
         if len(failures) == len(answers):
             raise next(iter(failures.values()))
         return models, failures
+
+
+def _list_at(request: RequestContext) -> tuple[str, str | None] | None:
+    """Return the path of the list, and the dialect of the client. Return None for a request that asks neither for a
+    list nor for a model of one."""
+    if request.path == MODELS or request.path.startswith(MODELS + "/"):
+        return MODELS, client_of(request.headers)
+    for path, name in DIALECTS.model_lists.items():
+        if request.path == path or request.path.startswith(path + "/"):
+            return path, name
+    return None
 
 
 def _lists_models(speaks: str) -> bool:

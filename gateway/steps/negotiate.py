@@ -130,6 +130,8 @@ class Negotiate:
             else:
                 assert isinstance(body.events, BufferedStream)
                 response = _assemble(call, response, body.events.take_all())
+                if call.dialect.reforms and isinstance(response.body, FullBody):
+                    response = self._to_client_form(call, response, response.body, hit=hit)
         return self._replay(request, call, response) if hit and self._has_replay else response
 
     async def _collect(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:

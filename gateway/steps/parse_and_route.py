@@ -281,6 +281,8 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
             call = replace(call, stream=False)  # no client reads it as it comes; a broken one is an error
     else:
         _apply_budget(request, route)
+    if call is not None and request.query:
+        call = call.dialect.with_query(call, request.query)
     if call is not None and read is not None:
         call = read(request, call)
     request.call = call
@@ -295,7 +297,17 @@ def apply_route(request: RequestContext, call: Call | None, route: Route, read: 
                 if name in request.headers:
                     variant = variant_of(request.headers, route.vary, route.generation)
                     break
-            request.keys = keys_of(request.owner, route.name, call, request.query, variant)
+            request.keys = keys_of(request.owner, route.name, call, deciding_query(request, call), variant)
+
+
+def deciding_query(request: RequestContext, call: Call) -> str:
+    """Return the part of a query that decides the answer to a call. A key in it is the tenant's, if no header has one:
+    then the owner of the answer covers it."""
+    if call.query is None:
+        return request.query
+    shown = request.client.credentials
+    in_query = bool(shown.names) and shown.names[0].startswith("?")
+    return shown.rules.without_secrets(call.query) if in_query else call.query
 
 
 def _apply_budget(request: RequestContext, route: Route) -> None:

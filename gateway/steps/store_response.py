@@ -279,7 +279,9 @@ class StoreResponse:
     def _is_cacheable(self, request: RequestContext, call: Call) -> bool:
         """Return whether the policy admits this request and a question this frequent."""
         reason = (
-            refuse_request(self._rules, call.body.get("temperature"), roles_of(call)) if self._checks_request else None
+            refuse_request(self._rules, call.settings.get("temperature"), roles_of(call))
+            if self._checks_request
+            else None
         )
         if reason is not None:
             self._refuse(request, reason)

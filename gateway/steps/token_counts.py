@@ -13,7 +13,7 @@ import orjson
 from gateway.calls import Dialect
 from gateway.context import RequestContext
 from gateway.dialects.json_body import BOM
-from gateway.dialects.known import DIALECTS
+from gateway.dialects.known import DEFAULT, DIALECTS, counter_of
 from gateway.errors import GatewayError
 from gateway.messages import FullBody, Response
 from gateway.streams import close_body
@@ -42,16 +42,16 @@ class TokenCounts:
         if tokens is None:
             return response
         await close_body(response.body)
-        return Response(200, JSON_TYPE, FullBody(orjson.dumps({"input_tokens": tokens})), response.provenance)
+        return Response(200, JSON_TYPE, FullBody(dialect.token_count(tokens)), response.provenance)
 
 
 def counts_tokens(request: RequestContext) -> bool:
     """Return whether the request asks for the tokens of a conversation."""
-    return request.path in DIALECTS.token_count_paths and request.method == "POST"
+    return request.method == "POST" and counter_of(request.path) is not None
 
 
 def _counting(request: RequestContext) -> Dialect:
-    return DIALECTS[DIALECTS.token_count_paths[request.path]]
+    return DIALECTS[counter_of(request.path) or DEFAULT]
 
 
 def _estimate_body(request: RequestContext, dialect: Dialect) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qsl
 
 from gateway.credentials import CredentialRules
 from gateway.dialect_traits import Endpoint
@@ -142,13 +143,27 @@ def without_admitted_origin(headers: list[tuple[str, str]], admitted: frozenset[
     ]
 
 
+def with_key_of_query(headers: list[tuple[str, str]], client: Endpoint, query: str) -> list[tuple[str, str]]:
+    """Return a client's headers with the key that stands in its query, unless a header has one. A backend of another
+    dialect does not get the query."""
+    header, names = client.key_header, {name.lower() for name, _ in headers}
+    key = dict(parse_qsl(query)).get(client.key_parameter or "")
+    if key is None or header is None or header in names or "authorization" in names:
+        return headers
+    return [*headers, (header, key)]
+
+
 def translated_headers(headers: list[tuple[str, str]], client: Endpoint, backend: Endpoint) -> list[tuple[str, str]]:
     """Translate a client's headers for a backend of another dialect. The key moves to its header there."""
     header_map = {name.lower(): value for name, value in headers}
     passed = [(name, value) for name, value in headers if name.lower() not in client.own_headers]
     scheme, _, token = header_map.get("authorization", "").partition(" ")
     if backend.key_header is not None:
-        if scheme.lower() == "bearer" and backend.key_header not in header_map:
+        if backend.key_header in header_map:
+            return passed
+        if client.key_header in header_map:
+            return [*_without(passed, client.key_header), (backend.key_header, header_map[client.key_header])]
+        if scheme.lower() == "bearer":
             return [*_without(passed, "authorization"), (backend.key_header, token.strip())]
     elif client.key_header in header_map:
         key = [] if "authorization" in header_map else [("Authorization", f"Bearer {header_map[client.key_header]}")]

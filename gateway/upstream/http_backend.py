@@ -52,6 +52,7 @@ from gateway.upstream.header_filter import (
     connection_header,
     own_headers,
     translated_headers,
+    with_key_of_query,
     without_admitted_origin,
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, NoCredentials, TimedOut
@@ -183,6 +184,8 @@ class HttpBackend(LimitedBackend):
         if section.api_version is not None:
             self._endpoint = replace(self._endpoint, key_header=AZURE_KEY)
             self._base: BaseUrl = resolve_name(AZURE_URL)(name, url, section.api_version)
+        elif self._endpoint.base_url is not None:
+            self._base = resolve_name(self._endpoint.base_url)(name, url)
         else:
             self._base = BaseUrl(name, url, is_versioned=self._endpoint.is_versioned)
         self.target = self._base.target
@@ -461,7 +464,8 @@ class HttpBackend(LimitedBackend):
             finally:
                 answer.close()
             if answer.status == 200:
-                return [neutral_model(model) for model in listed["data"] if isinstance(model, dict)]
+                key, read = ("data", None) if objects is None else (objects.key, objects.read)
+                return [(read or neutral_model)(model) for model in listed[key] if isinstance(model, dict)]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             pass
         except (ExchangeFailed, ValueError) as error:
@@ -588,6 +592,8 @@ class HttpBackend(LimitedBackend):
         call = request.call
         if foreign or (call is not None and self._moves_key(call.dialect.endpoint)):
             client = DIALECTS[client_of(request.headers) or DEFAULT] if call is None else call.dialect
+            if client.endpoint.key_parameter is not None and self._withholds is None:
+                headers = with_key_of_query(headers, client.endpoint, request.query)
             headers = translated_headers(headers, client.endpoint, self._endpoint)
         if request.reads_answer and not is_parsed:  # the body goes as it came, the answer has to be readable
             headers = [header for header in headers if header[0].lower() != "accept-encoding"]

@@ -27,9 +27,13 @@ Sticky = Literal["off", "conversation", "user", "prefix"]
 
 OPENING_CHARACTERS = 1024  # of a prompt that is not a conversation; later text varies
 
-SYSTEM_KEYS = ("system", "instructions")  # keys under which dialects send the system prompt outside the messages
+SYSTEM_KEYS = (
+    "system",
+    "instructions",
+    "systemInstruction",
+)  # keys under which dialects send the system prompt outside the messages
 
-TURN_KEYS = ("messages", "input")
+TURN_KEYS = ("messages", "input", "contents")
 
 
 def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:

@@ -168,12 +168,15 @@ class TokenIdentity:
 
 
 BEARER = "Bearer "
+GOOGLE_ACCESS = "ya29."  # the start of its tokens: https://cloud.google.com/docs/authentication/token-types
 
 
 def with_token(request: UpstreamRequest, token: str, header: str | None) -> UpstreamRequest:
     """Return a request with a token, in its last header. That is `header`, or `Authorization` with the word Bearer if
-    `header` is None. Azure takes keys in a header of their own, but no signed tokens (RFC 7519)."""
-    if header is None or (header == AZURE_KEY and token.startswith("eyJ") and token.count(".") == 2):
+    `header` is None. Azure and Google take keys in a header of their own, but no signed tokens (RFC 7519), and no
+    access tokens."""
+    is_signed = header == AZURE_KEY and token.startswith("eyJ") and token.count(".") == 2
+    if header is None or is_signed or token.startswith(GOOGLE_ACCESS):
         line = "Authorization", BEARER + token
     else:
         line = header, token

@@ -15,7 +15,9 @@ MAX_DOUBTED_BYTES = 2048  # a longer answer has a text
 MAX_SPACE = 4096  # bytes before an answer; some servers keep a connection alive with them
 MAX_DOUBTED_EVENTS = 8  # a stream with more has a text
 
-TEXTS = frozenset({"chat.completions", "completions", "messages", "responses"})  # operations that answer with text
+TEXTS = frozenset(
+    {"chat.completions", "completions", "messages", "responses", "generateContent"}
+)  # operations that answer with text
 
 # Cheap signs in the bytes, before an answer is parsed: a parse costs as much as the rest of the call.
 _DOUBTFUL = re.compile(

@@ -19,7 +19,7 @@ from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
 
-LAZY = ("openai-responses", "anthropic", "kserve", "tfserving", "torchserve")
+LAZY = ("openai-responses", "anthropic", "kserve", "tfserving", "torchserve", "gemini")
 PATHS = {
     "openai-responses": "/v1/responses",
     "anthropic": "/v1/messages",
@@ -28,6 +28,7 @@ PATHS = {
     "torchserve": "/predictions/m",
     "mcp": "/mcp",
     "azure": "/openai/deployments/m/chat/completions",
+    "gemini": "/v1beta/models/m:generateContent",
 }
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dialect"

@@ -99,6 +99,12 @@ class Spent:
         return CostEstimate(self.input_tokens + self.output_tokens, round(self.dollars * MICROS))
 
 
+def choices_of(call: Call) -> int:
+    """Return how many answers a call asks for, by OpenAI's or Gemini's name of that field."""
+    choices = call.settings.get("n", call.settings.get("candidateCount"))
+    return choices if isinstance(choices, int) else 1
+
+
 async def metered_call(request: RequestContext) -> MeteredCall:
     """Return the request as it is metered. A JSON body that passes through is read."""
     call = None if request.call is None or request.call.passes else request.call
@@ -108,7 +114,7 @@ async def metered_call(request: RequestContext) -> MeteredCall:
         return MeteredCall(*common, request.model, call, 0, None, 0.0)
     if call is not None:
         output = 0 if call.embeds else call.max_tokens
-        if output and isinstance(choices := call.body.get("n"), int) and 1 < choices < MAX_CHOICES:
+        if output and 1 < (choices := choices_of(call)) < MAX_CHOICES:
             output *= choices
         return MeteredCall(*common, call.model, call, input_tokens(call), output, 0.0)
     body = await _body_of(request)

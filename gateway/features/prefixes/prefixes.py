@@ -34,7 +34,9 @@ BLOCK_ENDS = (
 
 MAX_TABLE_BLOCKS = 65_536  # the blocks that a backend remembers: at least 700 long prompts, in 10 MB of memory
 
-PROMPT_KEYS = ("tools", "functions", "system", "instructions", "messages", "input", "prompt")  # in the providers' order
+PROMPT_KEYS = (  # in the providers' order
+    "tools", "functions", "system", "instructions", "systemInstruction", "messages", "input", "contents", "prompt",
+)  # fmt: skip
 
 # Clients move these marks from turn to turn. They change no token of the prompt.
 _MARK = re.compile(rb',"cache_control":(?:\{[^{}]*\}|null)|"cache_control":(?:\{[^{}]*\}|null),?')

@@ -58,7 +58,7 @@ def facts_of(
     if not is_sampled(canonical, rule.share):
         return None
     keeps_prompt = rule.prompts and call.focus is not None and len(call.focus) <= MAX_PROMPT
-    directives, temperature = request.directives, call.body.get("temperature")
+    directives, temperature = request.directives, call.settings.get("temperature")
     facts = RequestFacts(
         request.path,
         call.model,

@@ -19,7 +19,8 @@ from gateway.dialect_traits import ToolCall
 from gateway.features.tool_calls.identifiers import all_occur, identifiers_of
 from gateway.outcomes import Admission
 
-TURNS = ("messages", "input", "system", "instructions", "prompt")  # fields of a request that hold its texts
+# The fields of a request that hold its texts.
+TURNS = ("messages", "input", "contents", "system", "instructions", "systemInstruction", "prompt")
 
 
 @dataclass(frozen=True, slots=True)
