@@ -208,6 +208,7 @@ class Outgoing:
     path: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()  # added to the client's own: headers that describe the body
+    query: str = ""  # of a translated call, which does not get the client's
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +495,10 @@ class Dialect(Protocol):
     @property
     def keep_alive(self) -> Event:
         """The event that keeps a silent stream alive, and that clients ignore."""
+
+    @property
+    def reads_comments(self) -> bool:
+        """Whether its clients ignore comments in a stream. Others get `keep_alive` in place of those of a backend."""
 
     def error_answer(self, event: Event) -> tuple[int, bytes] | None:
         """Return the status and the body of the error that an event reports in place of an answer, or None if it

@@ -22,6 +22,7 @@ class BaseDialect:
     endpoint = Endpoint()
     stream_form: StreamForm | None = None
     keep_alive: Event = KEEP_ALIVE
+    reads_comments = True
     relays = False
     reads_streams = True
     reforms = False

@@ -16,7 +16,7 @@ from gateway.dialects.targets import target_of
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.connections import closing_response, refused_version
 from gateway.http_server.request_body import HttpBody, read_buffered
-from gateway.http_server.response_writer import body_nowait, keep_alive_of
+from gateway.http_server.response_writer import body_nowait, keep_alive_of, reads_comments
 from gateway.http_server.service import RequestService
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, prebuilt, unbuffered
@@ -65,7 +65,8 @@ class AiohttpEdge:
             headers = service.headers.all(request, replace(response, headers=tuple(unbuffered(response.headers))))
             out = web.StreamResponse(status=response.status, headers=headers)
             await out.prepare(http)
-            await _relay(http, out, body, keep_alive_of(request), service.config.stream_keep_alive)
+            comment = None if reads_comments(request) else keep_alive_of(request)
+            await _relay(http, out, body, keep_alive_of(request), comment, service.config.stream_keep_alive)
             return out
         finally:
             await close_body(body)
@@ -91,13 +92,18 @@ class AiohttpEdge:
 
 
 async def _relay(
-    http: web.BaseRequest, out: web.StreamResponse, body: Body, keep_alive: Event, silence_s: float
+    http: web.BaseRequest,
+    out: web.StreamResponse,
+    body: Body,
+    keep_alive: Event,
+    comment: Event | None,
+    silence_s: float,
 ) -> None:
     """Write a stream as it arrives, and `keep_alive` to events that are silent for `silence_s` seconds. With 0 it is
     never written."""
     try:
         if isinstance(body, EventStream):
-            await _relay_events(out, as_observed(body.events), keep_alive, silence_s or None)
+            await _relay_events(out, as_observed(body.events), keep_alive, comment, silence_s or None)
         elif isinstance(body, ByteStream):
             async for piece in body.chunks:
                 if piece:
@@ -110,7 +116,11 @@ async def _relay(
 
 
 async def _relay_events(
-    out: web.StreamResponse, events: ObservedStream[Event], keep_alive: Event, silence_s: float | None
+    out: web.StreamResponse,
+    events: ObservedStream[Event],
+    keep_alive: Event,
+    comment: Event | None,
+    silence_s: float | None,
 ) -> None:
     reading: asyncio.Future[Sequence[Event]] = asyncio.ensure_future(events.next_batch())
     try:
@@ -122,8 +132,8 @@ async def _relay_events(
             if not (items := reading.result()):
                 return
             for event in items:
-                is_comment = isinstance(event, Comment) and not isinstance(keep_alive, Comment)
-                await out.write((keep_alive if is_comment else event).frame())
+                shown = comment if comment is not None and isinstance(event, Comment) else event
+                await out.write(shown.frame())
             reading = asyncio.ensure_future(events.next_batch())
     finally:
         if not reading.done():

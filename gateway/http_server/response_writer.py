@@ -25,7 +25,7 @@ from gateway.http_server.wire import (
     sized_headers,
     stream_headers,
 )
-from gateway.messages import KEEP_ALIVE, Body, ByteStream, Comment, Event, EventStream, FullBody, Response, Tunnel
+from gateway.messages import KEEP_ALIVE, Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.observability.response_headers import ResponseHeaders
 from gateway.streams import BufferedStream, Comments, as_observed, close_body, drain, pump
 
@@ -173,8 +173,10 @@ async def stream(
         if is_bodiless(method, status):
             await drain(body)
             return
-        with KeepAlive(out, keep_alive_of(request), silence_s, chunked=chunked) as alive:
-            await relay_body(body, out, alive, chunked=chunked)
+        sign_of_life = keep_alive_of(request)
+        comment = None if reads_comments(request) else sign_of_life
+        with KeepAlive(out, sign_of_life, silence_s, chunked=chunked) as alive:
+            await relay_body(body, out, alive, chunked=chunked, comment=comment)
         if chunked:
             out.write(LAST_CHUNK)
         await out.wait_writable()
@@ -189,13 +191,11 @@ class KeepAlive:
     """`KeepAlive` writes a keep-alive to a stream in which nothing was written for between `silence_s` seconds and a
     quarter more. Balancers in front of the gateway cut connections that are silent for a minute."""
 
-    __slots__ = ("_data", "_interval_s", "_out", "_timer", "comments", "ticks")
+    __slots__ = ("_data", "_interval_s", "_out", "_timer", "ticks")
 
     def __init__(self, out: OutputBuffer, event: Event, silence_s: float, *, chunked: bool) -> None:
         self._out = out
         self._data = chunk_of(event.frame()) if chunked else event.frame()
-        # What stands for the comments of a backend: clients of a protocol with an event for it may read no comments.
-        self.comments = None if isinstance(event, Comment) else (event,)
         self._interval_s = silence_s / TICKS
         self.ticks = 0  # since the last event: who writes one sets it to 0
         self._timer: asyncio.TimerHandle | None = None
@@ -226,14 +226,22 @@ def keep_alive_of(request: RequestContext) -> Event:
     return KEEP_ALIVE if request.call is None else request.call.dialect.keep_alive
 
 
-async def relay_body(body: Body, out: OutputBuffer, alive: KeepAlive, *, chunked: bool) -> None:
+def reads_comments(request: RequestContext) -> bool:
+    """Return whether the client may get the comments of a backend's stream."""
+    return request.call is None or request.call.dialect.reads_comments
+
+
+async def relay_body(
+    body: Body, out: OutputBuffer, alive: KeepAlive, *, chunked: bool, comment: Event | None = None
+) -> None:
     """Write a body as fast as it arrives, while there is room for what the client has not read. One chunk for each
-    event or piece. Raise `UpstreamStreamError` or `ConnectionError`."""
+    event or piece. `comment` stands for the backend's comments, or None if the client gets them. Raise
+    `UpstreamStreamError` or `ConnectionError`."""
 
     def events(items: Sequence[Event]) -> bool:
         alive.ticks = 0
-        if alive.comments is not None and type(items) is Comments:
-            items = alive.comments
+        if comment is not None and type(items) is Comments:
+            items = (comment,)
         if len(items) == 1:
             frame = items[0].frame()
             out.write(chunk_of(frame) if chunked else frame)

@@ -112,11 +112,10 @@ class ModelList:
 def _list_at(request: RequestContext) -> tuple[str, str | None] | None:
     """Return the path of the list, and the dialect of the client. Return None for a request that asks neither for a
     list nor for a model of one."""
-    if request.path == MODELS or request.path.startswith(MODELS + "/"):
-        return MODELS, client_of(request.headers)
-    for path, name in DIALECTS.model_lists.items():
-        if request.path == path or request.path.startswith(path + "/"):
-            return path, name
+    client = client_of(request.headers)
+    for path, name in ((MODELS, client), *DIALECTS.model_lists.items()):
+        if name == client and (request.path == path or request.path.startswith(path + "/")):
+            return path, client
     return None
 
 

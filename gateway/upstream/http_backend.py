@@ -517,7 +517,9 @@ class HttpBackend(LimitedBackend):
             headers = self._headers(request, foreign=True)
             return UpstreamRequest(
                 request.method,
-                self.target(self._base.path_of(sent.path, self._model_of(call)) if self._is_azure else sent.path, ""),
+                self.target(
+                    self._base.path_of(sent.path, self._model_of(call)) if self._is_azure else sent.path, sent.query
+                ),
                 _override_headers(headers, sent.headers),
                 sent.body,
                 repeatable=not call.stateful,

@@ -71,9 +71,10 @@ def error_message(status: int, data: bytes) -> str:
 
 
 # Words for a conversation that does not fit into the context of its model: of OpenAI, vLLM, SGLang, llama.cpp, xAI,
-# Mistral, TGI, LM Studio, Anthropic and Bedrock.
+# Mistral, TGI, LM Studio, Anthropic, Gemini, Bedrock.
 _OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|prompt is too long|maximum (?:context|prompt|model) length"
+    r"|exceeds the maximum number of tokens"
     r"|exceeds? (?:the )?(?:available |model's )?context|longer than the (?:maximum )?model|greater than the context"
     r"|max_new_tokens` must be|input is too long",
     re.IGNORECASE,

@@ -13,7 +13,9 @@ from gateway.config.units import SHARE, parse_share
 from gateway.config.validation import Problem, Section, one_of
 
 MAX_SAMPLES = 9
-WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp", "bedrock"})  # adapters
+WITHOUT_LOGPROBS = frozenset(  # adapters
+    {"anthropic", "gemini", "triton", "kserve", "tfserving", "torchserve", "mcp", "bedrock"}
+)
 Check = Literal["logprobs", "consistency", "verifier", "schema"]
 
 

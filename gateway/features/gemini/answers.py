@@ -38,6 +38,8 @@ TOOL_PARTS = ("functionCall", "functionResponse", "executableCode", "codeExecuti
 TOOL_FIELDS = ("groundingMetadata", "urlContextMetadata")
 PLAIN = frozenset({"text", "thought"})  # the keys of a part of text that continues the part before it
 LISTS = ("citationMetadata", "logprobsResult")  # fields of a candidate whose lists come in pieces
+# The end of a stream, for the translation of its chunks. Backends do not send it, and clients do not see it.
+END = Event(b"{ }")
 MAX_CANDIDATES = 64  # of a stream that are told apart; the API allows 8
 
 

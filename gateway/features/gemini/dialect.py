@@ -36,6 +36,7 @@ from gateway.features.gemini.requests import (
 from gateway.features.gemini.schemas import demanded_form, read_parts_of_answer
 from gateway.features.gemini.token_counts import estimate_tokens
 from gateway.features.gemini.translation.chat_as_content import ContentAnswer
+from gateway.features.gemini.translation.content_as_chat import ChatOfContent
 from gateway.messages import Event
 from gateway.outcomes import Admission
 
@@ -65,7 +66,9 @@ class Gemini(Conversational):
     endpoint = ENDPOINT
     settings_field = SETTINGS
     to_neutral = ContentAnswer
-    keep_alive = Event(b'{"candidates":[]}')  # the official client takes a comment for a part of the answer
+    from_neutral = ChatOfContent
+    keep_alive = Event(b'{"candidates":[]}')
+    reads_comments = False  # the official client takes them for a part of the answer
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and PATH.fullmatch(path) is not None
@@ -175,6 +178,16 @@ class Gemini(Conversational):
     def is_over(self, last: Sequence[Event]) -> bool:
         """Return whether the last events have a finish reason, or an error."""
         return any(answers.is_finished(event.data) or read_error(event) is not None for event in last)
+
+    def missing_end(self, last: Sequence[Event]) -> tuple[Event, ...]:
+        return (answers.END,)
+
+    def shown(self, call: Call, event: Event) -> bool:
+        return event.data != answers.END.data
+
+    def visible_events(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+        hides = bool(events) and not self.shown(call, events[-1])
+        return [event for event in events if self.shown(call, event)] if hides else events
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         return (Event(self.error(kind, message)),)
