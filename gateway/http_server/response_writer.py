@@ -173,8 +173,8 @@ async def stream(
         if is_bodiless(method, status):
             await drain(body)
             return
-        sign_of_life = keep_alive_of(request)
-        comment = None if reads_comments(request) else sign_of_life
+        sign_of_life, call = keep_alive_of(request), request.call
+        comment = None if call is None or call.dialect.reads_comments else sign_of_life
         with KeepAlive(out, sign_of_life, silence_s, chunked=chunked) as alive:
             await relay_body(body, out, alive, chunked=chunked, comment=comment)
         if chunked:
@@ -224,11 +224,6 @@ class KeepAlive:
 def keep_alive_of(request: RequestContext) -> Event:
     """Return the event that keeps the client's stream alive, in its dialect."""
     return KEEP_ALIVE if request.call is None else request.call.dialect.keep_alive
-
-
-def reads_comments(request: RequestContext) -> bool:
-    """Return whether the client may get the comments of a backend's stream."""
-    return request.call is None or request.call.dialect.reads_comments
 
 
 async def relay_body(

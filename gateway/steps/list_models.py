@@ -36,7 +36,7 @@ class ModelList:
 
     def answer(self, request: RequestContext) -> Awaitable[Response] | None:
         """Return None if the request does not ask for models, or passes through unchanged."""
-        listed = _list_at(request) if request.method == "GET" else None
+        listed = _list_at(request) if request.method == "GET" and "models" in request.path else None
         if listed is None:
             return None
         path, client = listed
