@@ -24,6 +24,12 @@ class ModelNames:
         return next((name for glob, name in self.aliases if fnmatchcase(client_name, glob)), self.default)
 
     @property
+    def exact(self) -> dict[str, str]:
+        """The client names without a wildcard, each with its upstream name. They hold for calls that pass through, too:
+        a glob may be meant for chats, and match the name of another kind of model."""
+        return {name: upstream for name, upstream in reversed(self.aliases) if not set("*?[") & set(name)}
+
+    @property
     def upstream_names(self) -> tuple[str, ...]:
         """The names that may be sent upstream, the default first."""
         names = ([] if self.default is None else [self.default]) + [name for _, name in self.aliases]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
@@ -126,10 +126,14 @@ def _is_read(answer: UpstreamResponse, *, streams: bool) -> bool:
     return answer.status == 200 and (streams or is_event_stream(answer.header_map))
 
 
+if TYPE_CHECKING:
+    from gateway.dialects.renamed_models import Renaming
+
 LOG = logging.getLogger("nearhit.upstreams")
 NOT_FOUND = 404
 
 AZURE_URL = "gateway.features.azure.base_url:AzureUrl"
+RENAMING = "gateway.dialects.renamed_models:Renaming"  # imported for a backend with names that have no wildcard
 
 MAX_HANDSHAKE_S = 60.0  # of a WebSocket, behind which no model thinks yet
 CLUES = REFUSALS | {NOT_FOUND}  # refusals that may be about what the gateway itself sent
@@ -192,6 +196,10 @@ class HttpBackend(LimitedBackend):
         self._client = client
         self._session = session
         self._models = model_names(section)
+        self._exact_names = self._models.exact
+        self._renaming: Renaming | None = None
+        if self._exact_names:
+            self._renaming = resolve_name(RENAMING)(self._exact_names)
         self._api_key = account.api_key
         self._identity = account.identity
         self._withholds = None if account.forwards and not account.is_own else account.rules
@@ -215,6 +223,8 @@ class HttpBackend(LimitedBackend):
             translated = None if accepts(self.speaks, call.dialect.name) else self._translate(call)
         elif request.opens_websocket:
             return await self._websocket(request)
+        elif self._renaming is not None and request.method == "POST":
+            await request.body_source.buffer(whole=True)  # its model may have another name upstream
         if call is None and request.body_source.buffered_body is None:  # the body streams
             permit = await self._limiter.acquire_client_paced(request)
         else:
@@ -389,7 +399,8 @@ class HttpBackend(LimitedBackend):
         until = now + MAX_HANDSHAKE_S
         try:
             async with asyncio.timeout(min(self._timeouts.first_byte, MAX_HANDSHAKE_S)):
-                asked = UpstreamRequest("GET", self._target(request.path, request.query), self._headers(request))
+                query = request.query if self._renaming is None else self._renaming.query(request.query)
+                asked = UpstreamRequest("GET", self._target(request.path, query), self._headers(request))
                 sent = await self._authorized(asked, until)
                 try:
                     socket = await self._shake_hands(request, sent)
@@ -547,6 +558,8 @@ class HttpBackend(LimitedBackend):
         """Return a request that no dialect parses. A body that is still arriving is streamed."""
         source, method, repeatable = request.body_source, request.method, is_repeatable(request)
         body = source.buffered_body
+        if self._renaming is not None and (renamed := self._renamed(request, body, self._renaming)) is not None:
+            return renamed
         if body is not None and not self._endpoint.paths_name_models:
             target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
             extra_headers = request.upstream_trace_headers()
@@ -562,8 +575,25 @@ class HttpBackend(LimitedBackend):
     def _deadline_in(self, limit_s: float) -> float:
         return asyncio.get_running_loop().time() + limit_s
 
+    def _renamed(self, request: RequestContext, body: bytes | None, renaming: Renaming) -> UpstreamRequest | None:
+        """Return a request that passes through with the upstream's name of its model, or None if it has no other."""
+        if body is None:
+            return None
+        query, headers, found = renaming.query(request.query), self._headers(request), None
+        if "content-encoding" not in request.headers:
+            found = renaming.body(body, request.headers.get("content-type", ""))
+        if found is None and query == request.query:
+            return None
+        if found is not None:
+            body, headers = found[0], _override_headers(headers, (("Content-Type", found[1]),))
+        path = request.path
+        if self._endpoint.paths_name_models:
+            path = self._own_dialect.renamed_path(path, self._models.upstream_name)
+        target = self._target(path, query)
+        return UpstreamRequest(request.method, target, headers, body, repeatable=is_repeatable(request))
+
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
-        model = None if call.passes else self._models.upstream_name(call.model)
+        model = self._exact_names.get(call.model) if call.passes else self._models.upstream_name(call.model)
         is_kept = bool(request.keys.fingerprint) or request.reads_answer
         if not self._unsigned_thinking:
             call = self._own_dialect.fitted(call, request.headers)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
@@ -248,3 +248,14 @@ async def test_many_sessions_do_not_mix(served: Served) -> None:
                 assert await socket.receive_str() == f"{number} {i}"
 
     await asyncio.gather(*(session(number) for number in range(20)))
+
+
+async def test_a_socket_is_opened_for_the_endpoint_s_name_of_the_model(backend: Realtime, tmp_path: Path) -> None:
+    section = {"adapter": "openai", "url": backend.url, "model": "chat", "models": {"voice": "gpt-realtime-2"}}
+    async with (
+        gateway_of(config_of(tmp_path, {"main": section}), NO_CACHE) as served,
+        served.session.ws_connect(f"{served.url}/v1/realtime?model=voice&intent=talk") as socket,
+    ):
+        await socket.close()
+    (handshake,) = backend.handshakes
+    assert handshake.query == {"model": "gpt-realtime-2", "intent": "talk"}

@@ -16,6 +16,7 @@ from gateway.calls import Call, Decisive, Inspection, Outgoing
 from gateway.config.schema import MAX_BODY_KEYS
 from gateway.dialects.equal_forms import Table, with_defaults_left_out
 from gateway.dialects.json_body import check_keys, check_model, dump_json, load_json, read_object
+from gateway.dialects.renamed_models import renamed_body
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.dialects.usage import AnswerUsage, usage_in
 from gateway.errors import BadRequest
@@ -25,6 +26,7 @@ from gateway.outcomes import Admission, Bypass
 from gateway.prices import Tokens, Unit
 
 NO_TOKENS = Tokens()
+JSON_TYPE = "application/json"
 JSON = ("json", "*/*", "application/*")  # parts of an Accept header that admit JSON
 
 
@@ -49,10 +51,11 @@ class ExactCalls(Unstreamed):
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         assert call.body_bytes is not None
-        form = call.body.get(FORM)
-        if isinstance(form, Form):
-            return Outgoing(path, call.body_bytes, (("Content-Type", form.content_type),))
-        return Outgoing(path, call.body_bytes)
+        form, body = call.body.get(FORM), call.body_bytes
+        kind = form.content_type if isinstance(form, Form) else JSON_TYPE
+        if model is not None and (renamed := renamed_body(body, kind, {call.model: model})) is not None:
+            body, kind = renamed
+        return Outgoing(path, body, (("Content-Type", kind),) if isinstance(form, Form) else ())
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         """Return an error in OpenAI's form, which requests that no dialect claims get, too."""
