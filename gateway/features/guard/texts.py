@@ -44,7 +44,7 @@ UNREAD_KEYS = frozenset(
 )
 TOOL_KEYS = ("tool_calls", "function_call")  # of a chat message
 TOOL_ITEMS = {"tool_use": "input", "function_call": "arguments", "custom_tool_call": "input"}  # the key of arguments
-IMAGES = frozenset({"image_url", "input_image", "image"})
+IMAGES = frozenset({"image_url", "input_image", "image", "image_generation_call"})
 SOUNDS = frozenset({"audio", "input_audio"})  # keys; a sound may have a transcript
 ANSWER_FIELDS = ("choices", "output", "content")
 
@@ -113,9 +113,13 @@ def kind_of(value: Mapping[str, Any]) -> str:
 
 
 def _images_in(part: dict[str, Any]) -> Iterator[Slot]:
-    """Yield the places of the images in a part of a message, in OpenAI's and Anthropic's forms."""
+    """Yield the places of the images in a part of a message, in OpenAI's and Anthropic's forms. A picture that a tool
+    of the Responses API made is the `result` of its item."""
     source = part.get("source")
-    for owner, key in ((part.get("image_url"), "url"), (part, "image_url"), (source, "data"), (source, "url")):
+    places = [(part.get("image_url"), "url"), (part, "image_url"), (source, "data"), (source, "url")]
+    if kind_of(part) == "image_generation_call":
+        places.append((part, "result"))
+    for owner, key in places:
         if isinstance(owner, dict) and isinstance(owner.get(key), str):
             yield Slot("image", owner, key)
 

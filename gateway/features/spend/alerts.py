@@ -28,6 +28,7 @@ CHECK_S = 30.0  # between two looks at the books
 ATTEMPTS = 3  # for a message; the next look tries it again
 PAUSES_S = (1.0, 5.0)  # between the attempts
 TOTAL_S, CONNECT_S = 10.0, 5.0  # of an attempt
+MAX_SENDS = 8  # messages at once: many budgets may end together, and chats limit their webhooks
 CLAIM_S = 120  # a gateway that dies while it sends leaves the message to the others after that time
 SENT_S = 40 * 86_400  # longer than a month
 
@@ -82,6 +83,7 @@ class Alerts:
         self._books = Books(store)
         self._rules: Mapping[str, SpendRule] = {}
         self._done: set[str] = set()
+        self._sends = asyncio.Semaphore(MAX_SENDS)
 
     def follow(self, rules: Mapping[str, SpendRule]) -> None:
         """Watch the budgets of these routes from now on."""
@@ -114,8 +116,9 @@ class Alerts:
         await asyncio.gather(*(self._send_once(alert, url) for alert, url in alerts if alert is not None and url))
 
     async def _send_once(self, alert: Alert, url: str) -> None:
-        with suppress(StoreUnavailable):
-            await self._claim_and_send(alert, url)
+        async with self._sends:
+            with suppress(StoreUnavailable):
+                await self._claim_and_send(alert, url)
 
     async def _claim_and_send(self, alert: Alert, url: str) -> None:
         owner = ":".join(filter(None, alert.owner))
