@@ -141,7 +141,7 @@ class _Writer:
         if kind == "document":
             return {"document": self._document(part)}
         if kind == "tool_use":
-            call = {"toolUseId": self._fit.call_id(part["id"]), "name": self._fit.name(part["name"])}
+            call = {"toolUseId": self._call_id(part["id"]), "name": self._fit.name(part["name"])}
             return {"toolUse": {**call, "input": part.get("input") or {}}}
         if kind == "tool_result":
             return {"toolResult": self._result(part)}
@@ -154,10 +154,14 @@ class _Writer:
             return {"searchResult": _search_result(part)}
         raise untranslatable(f"a block of the type {str(kind)[:40]!r}", "messages")
 
+    def _call_id(self, given: Any) -> Any:
+        """Return the id of a call, which some servers leave empty."""
+        return self._fit.call_id(given) or "call"
+
     def _result(self, part: Mapping[str, Any]) -> dict[str, Any]:
         content = [block for each in _parts(part.get("content")) if (block := self._block(each)) is not None]
         status = {"status": "error"} if part.get("is_error") else {}
-        identity = self._fit.call_id(part["tool_use_id"])
+        identity = self._call_id(part["tool_use_id"])
         return {"toolUseId": identity, "content": content or [{"text": EMPTY}], **status}
 
     def _document(self, part: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
+from botocore.loaders import Loader, create_loader
 
 from gateway.config.errors import format_value
 from gateway.errors import BadRequest
@@ -59,14 +60,16 @@ class Signer(NamedTuple):
 
 def aws_identity(core: BackendCore, where: str, setting: AwsIdentity, _key_header: str | None) -> AwsSignatures:
     """`aws_identity` implements `IdentityBuilder`."""
-    source = ThreadSource("aws", partial(read_signer, setting))
+    source = ThreadSource("aws", partial(read_signer, setting, create_loader()))
     return AwsSignatures(SharedToken(source, core.clock, where), setting, core.clock)
 
 
-def read_signer(setting: AwsIdentity) -> Token[Signer]:
-    """Return credentials. The session is a new one each time, because one that stays repeats what was refused. Raise
+def read_signer(setting: AwsIdentity, loader: Loader) -> Token[Signer]:
+    """Return credentials. The session is a new one each time, because one that stays repeats what was refused. The
+    `loader` keeps the descriptions of AWS's services, whose parsing would hold up other threads. Raise
     `NoCredentials`."""
     session = botocore.session.Session(profile=setting.profile)
+    session.register_component("data_loader", loader)
     session.set_default_client_config(
         Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": 2})
     )

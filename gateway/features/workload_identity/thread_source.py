@@ -27,17 +27,22 @@ class ThreadSource(Generic[T]):
         self._kind = kind
         self._read_now = read
         self._timeout_s = timeout_s
-        self._thread: threading.Thread | None = None
+        self._is_busy = False  # the thread clears it before it hands over the result: its own end may take a while
 
     async def read(self) -> Token[T]:
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_busy:
             raise NoCredentials(f"identity {self._kind}: an earlier read has not ended")
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Token[T]] = loop.create_future()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(loop, result), name=f"nearhit-identity-{self._kind}", daemon=True
         )
-        self._thread.start()
+        self._is_busy = True
+        try:
+            thread.start()
+        except RuntimeError:
+            self._is_busy = False
+            raise NoCredentials(f"identity {self._kind}: the machine permits no further thread") from None
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await result
@@ -56,6 +61,7 @@ class ThreadSource(Generic[T]):
         except Exception as error:  # of a library, whose words may have a secret in them
             words = f"identity {self._kind}: the library failed ({type(error).__name__})"
             fault = NoCredentials(words, masked(str(error)))
+        self._is_busy = False
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(_finish, result, token, fault)
 

@@ -140,6 +140,16 @@ def test_tools_that_were_called_are_declared_although_this_call_has_none() -> No
     }
 
 
+def test_a_call_with_an_empty_id_gets_one() -> None:
+    """DashScope's calls come back in the history of a conversation that another model goes on with."""
+    call = {**CALL, "id": ""}
+    _, asked = sent(
+        "openai", chat("Hi", {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": ""})
+    )
+    ids = [turn["content"][0] for turn in asked["messages"][1:]]
+    assert ids[0]["toolUse"]["toolUseId"] == ids[1]["toolResult"]["toolUseId"] != ""
+
+
 def test_a_tool_without_a_description_has_none_and_a_long_name_fits() -> None:
     """LiteLLM 24668: "toolSpec.description failed to satisfy constraint: Member must have length greater than 0"."""
     long = "mcp__server__" + "x" * 100

@@ -143,6 +143,12 @@ async def test_a_library_that_hangs_holds_one_thread_and_no_request() -> None:
     assert (await ThreadSource("slow", read, timeout_s=60).read()).value == "t"
 
 
+async def test_the_next_read_may_follow_at_once() -> None:
+    source = ThreadSource("quick", lambda: Token("t"))
+    for _ in range(200):
+        await source.read()
+
+
 async def test_a_library_that_fails_is_named_by_its_error_and_its_words_are_for_the_log() -> None:
     def read() -> Token[str]:
         raise LookupError("the secret abcdefghijklmnopqrst123 is wrong")
