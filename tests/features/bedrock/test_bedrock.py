@@ -251,6 +251,23 @@ async def test_other_operations_say_that_they_are_not_of_converse(served: Served
         assert "cannot be translated to Bedrock's Converse" in answer.json["error"]["message"]
 
 
+OTHERS = {
+    "/openai/deployments/m/chat/completions?api-version=2024-10-21": {"messages": QUESTION},
+    "/v1beta/models/m:generateContent": {"contents": [{"role": "user", "parts": [{"text": "What is the weather?"}]}]},
+    "/v1beta/models/m:streamGenerateContent?alt=sse": {"contents": [{"role": "user", "parts": [{"text": "Again?"}]}]},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS.items(), ids=OTHERS)
+async def test_clients_of_other_protocols_reach_it_too(
+    bedrock: Bedrock, served: Served, path: str, body: dict[str, Any]
+) -> None:
+    answer = await served.post(path, body)
+    assert answer.status == 200
+    assert "there." in answer.body.decode()
+    assert "/converse" in bedrock.upstream.calls[-1].path
+
+
 async def test_tokens_are_estimated_for_a_client_that_asks(served: Served) -> None:
     answer = await served.post("/v1/messages/count_tokens", {"model": "m", "messages": QUESTION})
     assert answer.status == 200

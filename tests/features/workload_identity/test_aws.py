@@ -87,11 +87,13 @@ async def amazon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
         yield amazon
 
 
+@pytest.mark.parametrize("client", ["own", "aiohttp"])
 async def test_the_provider_accepts_what_the_gateway_signs_and_no_client_credentials_reach_it(
-    amazon: Amazon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    amazon: Amazon, tmp_path: Path, caplog: pytest.LogCaptureFixture, client: str
 ) -> None:
+    backends = {"main": {**amazon.backend()["main"], "client": client}}
     with caplog.at_level(logging.DEBUG, "nearhit"):
-        async with gateway_of(config_of(tmp_path, amazon.backend()), NO_CACHE) as served:
+        async with gateway_of(config_of(tmp_path, backends), NO_CACHE) as served:
             for text in ("Grüße, 世界", "long " * 200_000):
                 for stream in (False, True):
                     answer = await served.chat(text, headers=CLIENT, stream=stream)
