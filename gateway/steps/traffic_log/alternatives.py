@@ -87,6 +87,7 @@ class _Calls:
     """The recorded calls of a route, with the least complex one first."""
 
     rows: tuple[RecordedRequest, ...]
+    backends: NDArray[np.str_]
     scores: Floats
     bands: NDArray[np.int_]
     dollars: Floats
@@ -180,7 +181,8 @@ class Alternatives:
         known.sort(key=lambda row: row.complexity or 0.0)
         scores = np.array([row.complexity or 0.0 for row in known])
         dollars = np.array([0.0 if row.answer is None else row.answer.dollars for row in known])
-        return _Calls(tuple(known), scores, np.array([band_of(score) for score in scores], int), dollars)
+        backends = np.array([row.backend for row in known], str)
+        return _Calls(tuple(known), backends, scores, np.array([band_of(score) for score in scores], int), dollars)
 
     def _alternative(
         self,
@@ -205,8 +207,8 @@ class Alternatives:
         stays = np.where(goes, self._answered_by(names), self._answered_by(self.best))
         total, variance, is_known = float(calls.dollars[stays].sum()), 0.0, True
         for group, backend, moves in ((names, light, goes & ~stays), (self.best, best, ~goes & ~stays)):
-            for origin in {row.backend for row, moved in zip(calls.rows, moves, strict=True) if moved}:
-                dollars = self._dollars(backend)[moves & self._answered_by({origin})]
+            for origin in np.unique(calls.backends[moves]).tolist():
+                dollars = self._dollars(backend)[moves & (calls.backends == origin)]
                 if np.isnan(dollars).any():
                     return NOTHING
                 cost = float(dollars.sum())
@@ -220,8 +222,8 @@ class Alternatives:
         spread = Z * math.sqrt(variance)
         return Estimate(total, max(0.0, total - spread), total + spread)
 
-    def _answered_by(self, names: Set[str | None]) -> Flags:
-        return np.array([row.backend in names for row in self._calls.rows], bool)
+    def _answered_by(self, names: Set[str]) -> Flags:
+        return np.isin(self._calls.backends, [*names])
 
     def _dollars(self, backend: str) -> Floats:
         """Return what a backend would charge for the tokens of each recorded answer. NaN: it has no price for it."""
@@ -234,7 +236,7 @@ class Alternatives:
         price, answer = self._price(backend, row.request.model), row.answer
         return price.of(answer.input_tokens, answer.output_tokens) if price.is_stated and answer else math.nan
 
-    def _length(self, group: Set[str], backend: str, origin: str | None) -> tuple[float, float | None]:
+    def _length(self, group: Set[str], backend: str, origin: str) -> tuple[float, float | None]:
         """Return how the cost of a backend's own tokens relates to that of the tokens of `origin`, with the standard
         error. Models write answers of different length. It is a ratio estimate (Cochran 1977, section 6.4). An error of
         None: too few were compared, and 1 is a guess."""
