@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ CONTEXT = 2_000  # characters before a window that are judged with it
 # Characters at the end of a window that stay for the next one, so that a guard also finds what crosses the border.
 HOLDBACK = 64
 HOLD_S = 0.5  # seconds after which a window is judged although it is not full
+# Seconds after which a stream begins although nothing of it is judged, such as a long tool call. Proxies in front close
+# a connection that is silent for a minute, and a stream that has begun gets keep-alives.
+BEGIN_S = 10.0
 # Bytes of held events, beyond which they are judged as they are. Those of a tool call are held up to `MAX_JUDGED`.
 MAX_HELD = 1024 * 1024
 MAX_JUDGED = MAX_BUFFERED_BYTES  # bytes of a stream that can be judged
@@ -115,11 +119,13 @@ class GuardedEvents:
         self._comments: Sequence[Event] = ()
 
     async def begin(self) -> None:
-        """Wait until the first events may pass. Raise a `GatewayError` if none will."""
+        """Wait until the first events may pass, or for `BEGIN_S`. Raise a `GatewayError` if none will."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + BEGIN_S
         try:
-            while not (self._ready or self._has_ended):
+            while not (self._ready or self._has_ended) and loop.time() < end:
                 self._comments = ()
-                await self._advance()
+                await self._advance(end)
         except UpstreamStreamError as error:
             await self.aclose()
             raise error.as_response() from None
@@ -156,14 +162,18 @@ class GuardedEvents:
                 reading.exception()  # nobody reads the answer any more
         await self._source.aclose()
 
-    async def _advance(self) -> None:
-        """Read what comes next, and judge what is due."""
+    async def _advance(self, end: float = math.inf) -> None:
+        """Read what comes next, and judge what is due. Wait until `end` at most, on the clock of the event loop."""
         loop = asyncio.get_running_loop()
         if self._reading is None:
             self._reading = loop.create_task(self._source.next_batch())
-        is_waiting = self._held and not self._held[0].has_tool
-        done, _ = await asyncio.wait({self._reading}, timeout=max(0.0, self._due - loop.time()) if is_waiting else None)
+        due = self._due if self._held and not self._held[0].has_tool else math.inf
+        until = min(due, end)
+        timeout = None if until == math.inf else max(0.0, until - loop.time())
+        done, _ = await asyncio.wait({self._reading}, timeout=timeout)
         if not done:
+            if end < due:
+                return
             if self._new_chars:
                 await self._judge_window()
             else:

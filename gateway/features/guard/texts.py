@@ -44,7 +44,7 @@ UNREAD_KEYS = frozenset(
 )
 TOOL_KEYS = ("tool_calls", "function_call")  # of a chat message
 TOOL_ITEMS = {"tool_use": "input", "function_call": "arguments", "custom_tool_call": "input"}  # the key of arguments
-IMAGES = frozenset({"image_url", "input_image", "image", "image_generation_call"})
+IMAGES = frozenset({"image_url", "input_image", "image", "image_generation_call", "computer_screenshot"})
 SOUNDS = frozenset({"audio", "input_audio"})  # keys; a sound may have a transcript
 ANSWER_FIELDS = ("choices", "output", "content")
 

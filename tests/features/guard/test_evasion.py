@@ -84,8 +84,9 @@ def test_a_picture_that_a_tool_made_is_an_image_and_no_text() -> None:
         "result": "aGk=",
         "revised_prompt": "a fjord",
     }
-    content = content_of_answer({"output": [item]})
-    assert (content.texts, content.images) == (["a fjord"], ["aGk="])
+    shot = {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "data:,aGk="}}
+    content = content_of_answer({"output": [item, shot]})
+    assert (content.texts, content.images) == (["a fjord"], ["aGk=", "data:,aGk="])
 
 
 def events_of(*values: dict[str, Any]) -> list[Event]:

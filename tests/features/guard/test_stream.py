@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.calls import Call
 from gateway.dialects.known import find_dialect
 from gateway.errors import AnswerWithheld, ContentBlocked
+from gateway.features.guard import stream as guard_stream
 from gateway.features.guard.question import ALLOWED, Content, Outcome, Verdict
 from gateway.features.guard.stream import CONTEXT, HOLDBACK, WINDOW, GuardedEvents
 from gateway.messages import Event
@@ -380,3 +381,33 @@ def speaking(path: str, text: str) -> Callable[[web.Request, dict[str, Any]], An
         return response
 
     return answer
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("word", ["harmless", "forbidden"])
+async def test_a_stream_that_is_held_for_long_begins_all_the_same(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """A balancer in front would close a connection that is silent while the arguments of a tool call arrive."""
+    monkeypatch.setattr(guard_stream, "BEGIN_S", 0.05)
+    begun = asyncio.Event()
+
+    async def speak(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        function = {"name": "write", "arguments": word}
+        await response.write(
+            chunk(call, {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": function}]})
+        )
+        await begun.wait()
+        await response.write(chunk(call, {}, "tool_calls") + b"data: [DONE]\n\n")
+        return response
+
+    guarded.upstream.answer = speak
+    body = {**MESSAGES, "messages": [{"role": "user", "content": f"write {word}"}], "stream": True}
+    url, headers = f"{guarded.served.url}/v1/chat/completions", {"x-route": "answers"}
+    async with guarded.served.session.post(url, json=body, headers=headers) as response:
+        assert response.status == 200
+        begun.set()
+        text = (await response.read()).decode()
+    assert ("it says the word" in text, '"arguments": "harmless"' in text) == (word == "forbidden", word == "harmless")
