@@ -30,6 +30,9 @@ ROLES: Mapping[str, Role] = {
     "GET /admin/history": OPERATE,
     "GET /admin/decisions": OPERATE,
     "GET /admin/limits": OPERATE,
+    "GET /admin/light": OPERATE,
+    "POST /admin/light": ADMIN,
+    "GET /admin/light/rows": ADMIN,  # every tenant's questions and answers
     "GET /admin/spend": OPERATE,
     "GET /admin/budgets": OPERATE,
     "GET /admin/report": OPERATE,
@@ -73,7 +76,7 @@ READ_ONLY_POSTS = frozenset(
     {"POST /admin/explain", "POST /admin/cache/explain", "POST /admin/policy/validate", "POST /admin/simulate"}
 )
 
-AUDITED_GETS = frozenset({"GET /admin/cache/export"})
+AUDITED_GETS = frozenset({"GET /admin/cache/export", "GET /admin/light/rows"})
 
 
 def is_audited(endpoint: str) -> bool:

@@ -71,6 +71,10 @@ OWN: Mapping[str, tuple[str, str]] = {
         "gateway.features.distillation.command",
         "Train a light classifier on a large model's answers, for Triton or nearhit.",
     ),
+    "light": (
+        "gateway.features.light.command",
+        "Train the light model of a route on its own answers, and roll the version out step by step.",
+    ),
     "tune": (
         "gateway.features.tuning.command",
         "Tune the decision on similar questions with labelled pairs, behind a gate.",

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ async def serve(
     elif config.server.workers > 1:
         check_folder(config.policies, config)  # so that its faults are reported once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
-        async with tuning(config, path, environ):
+        async with scheduled(config, path, environ):
             await supervise(config, environ, arguments)
         return
     recover_pending_change(config, time.time)
@@ -112,7 +112,7 @@ async def serve(
             config, policy, environ, access_log=log, policies=config.policies, worker_environment=worker_environment
         ) as gateway,
         follow_policy(gateway),
-        nullcontext() if worker_environment is not None else tuning(config, path, environ),
+        nullcontext() if worker_environment is not None else scheduled(config, path, environ),
     ):
         # The handlers come before the announcement: a caller may send a signal as soon as it reads that.
         with freeze_startup(gateway), stop_event(tolerate_repeats=worker_environment is not None) as stop:
@@ -143,13 +143,17 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
             await stop.wait()
 
 
-def tuning(config: Config, path: Path, environ: Mapping[str, str]) -> AbstractAsyncContextManager[None]:
-    """Tune as often as the configuration says, until the context ends. Only then the feature is imported."""
-    if config.tune.every is None:
-        return nullcontext()
-    schedule: Any = import_module("gateway.features.tuning.schedule")
-    context: AbstractAsyncContextManager[None] = schedule.tuning(config.tune.every, path, environ)
-    return context
+@asynccontextmanager
+async def scheduled(config: Config, path: Path, environ: Mapping[str, str]) -> AsyncIterator[None]:
+    """Run `tune` and `light` as often as the configuration says, until the context ends. Only then their schedule is
+    imported."""
+    async with AsyncExitStack() as stack:
+        if config.tune.every is not None or config.light.every is not None:
+            schedule: Any = import_module("gateway.cli.schedule")
+            for command, every_s in ((schedule.TUNE, config.tune.every), (schedule.LIGHT, config.light.every)):
+                if every_s is not None:
+                    await stack.enter_async_context(schedule.repeating(command, every_s, path, environ))
+        yield
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import KeyPath, format_value
 from gateway.config.schema_types import FileForm, ScalarForm, any_of
@@ -251,6 +251,20 @@ KeyHash = Annotated[str, BeforeValidator(parse_key_hash), WithJsonSchema(_KEY_HA
 Version = Annotated[int, BeforeValidator(parse_version), WithJsonSchema({"const": 1})]
 
 Text = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+def _check_webhook(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if not valid or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("expected a URL such as https://hooks.example/alerts")
+    return url
+
+
+WebhookUrl = Annotated[Text, AfterValidator(_check_webhook), Field(examples=["https://hooks.example/alerts"])]
 
 
 class TlsFiles(Section):

@@ -190,6 +190,18 @@ class TuneConfig(Section):
     """How often `nearhit tune` runs in a process of its own, at low priority, such as `24h`. Without it, never."""
 
 
+class LightConfig(Section):
+    """Training of the light models of routes with `rollout`."""
+
+    every: PositiveDuration | None = None
+    """How often `nearhit light` runs in a process of its own, at low priority, such as `24h`. Without it, never. Set it
+    on one gateway of those on a store."""
+    repository: Folder = Path("build/models")
+    """The model repository of the Triton servers, to which new versions are written."""
+    min_rows: Annotated[int, Field(ge=20, le=20_000)] = 200
+    """The questions with the large model's answer that a training needs at least."""
+
+
 class CrossEncoderConfig(Section):
     """The cross-encoder, which reads a question and a neighbour that could be served together."""
 
@@ -453,6 +465,8 @@ class Config(Section):
     """The bound on learning in the background."""
     tune: TuneConfig = Field(default_factory=TuneConfig)
     """Tuning of the verifier by the gateway's own labels."""
+    light: LightConfig = Field(default_factory=LightConfig)
+    """Training of light models by the answers of large ones."""
     auth: AuthConfig = Field(default_factory=AuthConfig)
     """Tenants, API keys, and access to the admin port."""
     audit: AuditTrailConfig = Field(default_factory=AuditTrailConfig)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.calls import Call
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
@@ -39,6 +39,9 @@ from gateway.upstream.outlier_detection import Record, Suspicion
 from gateway.upstream.refusals import OF_CLIENT, Refusal, names_caller
 from gateway.upstream.retry import failed
 from gateway.upstream.usable import MAX_DOUBTED_EVENTS, is_success, is_usable, is_usable_stream
+
+if TYPE_CHECKING:  # features bring them
+    from gateway.upstream.model_versions import ModelVersions
 
 FAILURES, COOLDOWN_S, MAX_COOLDOWN_S = 5, 5.0, 60.0
 CHARACTERS_PER_TOKEN = 4  # for English, the usual rule of thumb
@@ -96,6 +99,7 @@ class UpstreamConfig:
     models: ModelNames | None = None  # maps model names; None: the clients' names are sent
     own_account: bool = True  # it gets the gateway's credentials or none, so its limits cover all clients together
     tasks: Sequence[UpstreamTask] = ()  # they run as long as the gateway does
+    versions: ModelVersions | None = None  # of its model, if the server has them and calls can name one
 
 
 class Upstream:

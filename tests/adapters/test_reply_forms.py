@@ -39,6 +39,9 @@ from gateway.features.jobs.redis_jobs import RedisJobs
 from gateway.features.jobs.store import BatchFile, Bounds, Conclusion, Job, JobBatch, JobResult, JobStatus
 from gateway.features.keys.records import KeyChange, VersionConflict
 from gateway.features.keys.redis import RedisApiKeys
+from gateway.features.light.rows import AnsweredRow
+from gateway.features.light.state import Rollout
+from gateway.features.light.store import RolloutStore
 from gateway.features.limits.demands import Cost, LimitPart, PacedLimit, Return, Slot
 from gateway.features.limits.redis import RedisQuotas
 from gateway.features.replicas.change_log import ChangeLogReader, ChangeLogWriter
@@ -58,6 +61,7 @@ from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.strange_replies import STRANGE, CommandProxy, proxy_of
 
 ENTRY = entry_of()
+ROW = AnsweredRow(1.0, 2.0, "q", "a", "t", ("u1",))
 NAME = ENTRY.fingerprint
 UNIT = np.array([1.0, 0.0], dtype=np.float32)
 JOB = Job("job", "t", "POST", "/v1/x", "", (), b"body", b"", Priority.NORMAL, "http://127.0.0.1/hook")
@@ -127,6 +131,11 @@ CALLS: dict[type, dict[str, list[Any]]] = {
     ReplyQueue: {"reply": ["q", b"x"], "wait": ["q", 0.01]},
     MetricsSnapshots: {"publish": [b"x", 9], "others": []},
     RedisPolicies: {"publish": [POLICY, "h"], "read": []},
+    RolloutStore: {
+        "read": ["r"], "replace": ["r", Rollout(), b"{}"], "claim": ["r", 1.0], "release": ["r"],
+        "count": ["r", 1, {"audits": 1}], "evidence": ["r", 1], "add_rows": ["r", [ROW]], "rows": ["r"], "routes": [],
+        "remove_rows": ["r", [ROW]],
+    },
     SpendStore: {
         "add": ["g", 1, 1, {Payer("t"): Counts(requests=1)}], "move": [1, Payer("t"), OTHERS], "read": [0, 3],
         "add_figures": ["g", 1, 1, {"r": Figures()}], "read_figures": [0, 3], "claim": ["a", 1], "keep_claim": ["a", 1],
@@ -184,7 +193,7 @@ async def adapters(server: OutsideServer) -> AsyncIterator[Adapters]:
             RedisQuotas(store, timeout_s=2.0), RedisAffinity(store, timeout_s=2.0),
             RedisLeases(store, timeout_s=2.0, ttl_s=9.0), ChangeLogReader(client), GossipStream(store, client, "g"),
             ReplyQueue(store, client), MetricsSnapshots(store, client, "g"), RedisPolicies(store, client),
-            SpendStore(store),
+            SpendStore(store), RolloutStore(store),
         ]  # fmt: skip
         try:
             yield Adapters(proxy, server, {type(one): one for one in made})

@@ -8,6 +8,8 @@ from typing import Any
 
 from playwright.async_api import Route, expect
 
+from gateway.features.light.state import Change, Rollout, RolloutEvent
+from gateway.features.light.store import RolloutStore
 from tests.fixtures.dashboard import LOOP, Showing, Shown
 from tests.fixtures.gateways import TIERS
 from tests.fixtures.waiting import until
@@ -242,6 +244,34 @@ async def test_the_spend_page_shows_who_spent_what_and_the_month(showing: Showin
     others = shown.page.locator("#alternatives")
     await expect(others).to_contain_text("no other choice is known to cost less and keep as much")
     await expect(others.locator("tbody tr").first).to_contain_text("light, as it was")
+    assert await shown.page.locator("main img, main script").count() == 0
+    assert await shown.violations(within="main") == []
+    assert shown.console == []
+
+
+async def test_the_page_of_light_models_shows_each_change_and_takes_a_version_back(
+    showing: Showing,
+) -> None:
+    policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, rollout: on").replace(
+        "light: light", "light: tri"
+    )
+    backends = {"tri": {"adapter": "triton", "url": "grpc://127.0.0.1:1", "model": "intents"}}
+    served = await showing.gateway(policy, more_backends=backends)
+    store = RolloutStore(served.gateway.stores.redis)
+    begun = Rollout(revision=1, stable="1", candidate="2", step=1, epoch=2)
+    told = begun.record(RolloutEvent(1_790_000_000.0, Change.STARTED, "2", HOSTILE, "nearhit light"))
+    assert await store.replace("default", Rollout(), told.packed())
+    await store.count("default", 2, {"audits": 40, "right": 39, "won": 2, "lost": 1, "calls": 90, "errors": 3})
+    shown = await showing.page(served)
+    await shown.open("light")
+    rows = await shown.table("#versions")
+    assert rows["default"][:5] == ["intents", "1", "2", "25 %", "–"]
+    assert (await shown.table("#evidence"))["default"][:5] == ["2", "40", "97.5 %", "2", "1"]
+    await expect(shown.page.locator("#changes")).to_contain_text(HOSTILE)
+    await shown.page.get_by_role("button", name="Roll back").click()
+    await shown.page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    await expect(shown.page.locator("#changes tbody tr").first).to_contain_text("rolled-back")
+    assert (await store.read("default")).candidate is None
     assert await shown.page.locator("main img, main script").count() == 0
     assert await shown.violations(within="main") == []
     assert shown.console == []

@@ -61,6 +61,7 @@ OFFLINE: dict[str, list[str]] = {
 }
 ASKING: dict[str, list[str]] = {
     "cache stats": [],
+    "light": ["list"],
     "spend": [],
     "report": [],
     "cache purge": ["--all"],

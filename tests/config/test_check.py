@@ -78,7 +78,8 @@ def test_the_result_is_readable_by_machines(place: Path) -> None:
                 "line": 4,
                 "path": "stor",
                 "message": "unknown key, did you mean 'store'? expected one of: version, server, data_dir, store, "
-                "embedder, index, verifier, learning, tune, auth, audit, jobs, traffic, telemetry, backends, policies",
+                "embedder, index, verifier, learning, tune, light, auth, audit, jobs, traffic, telemetry, backends, "
+                "policies",
             }
         ],
         "warnings": [],

@@ -7,6 +7,7 @@ import { duration, plural } from "./format.js";
 import { troubles } from "./troubles.js";
 import * as backends from "./views/backends.js";
 import * as entries from "./views/entries.js";
+import * as light from "./views/light.js";
 import * as live from "./views/live.js";
 import * as overview from "./views/overview.js";
 import * as policy from "./views/policy.js";
@@ -14,7 +15,7 @@ import * as questions from "./views/questions.js";
 import * as spend from "./views/spend.js";
 import * as tenants from "./views/tenants.js";
 
-const VIEWS = { overview, spend, backends, tenants, questions, entries, policy, live };
+const VIEWS = { overview, spend, backends, light, tenants, questions, entries, policy, live };
 const POLL_MS = 2000, PATIENCE_MS = 6000;
 let shown = null; // the view that is mounted: {name, parts}
 let stats = null, who = null, lost = 0, signed = false;

@@ -17,6 +17,11 @@ def wilson_interval(rate: float, trials: float, z: float = 1.96) -> tuple[float,
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def chance_of_heads(heads: int, coins: int) -> float:
+    """Return the probability of at most `heads` heads among fair coins. It is the sign test, one-sided."""
+    return float(sum(math.comb(coins, each) for each in range(heads + 1)) / 2**coins)
+
+
 MEMORY = 20_000  # requests after which a hit's weight is 1/e
 
 LEAST_TRIALS = 0.5  # audits, by their information: with less and no fault there is an interval and no figure

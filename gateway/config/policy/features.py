@@ -20,6 +20,7 @@ FEATURES = Extensions(
     {
         "guard": "gateway.features.guard.feature:GUARD",
         "route.shadow": "gateway.features.mirror.feature:MIRROR",
+        "route.rollout": "gateway.features.light.feature:ROLLOUT",
         "route.cascade": "gateway.features.cascade.feature:CASCADE",
         "route.complexity": "gateway.features.classifier.feature:CLASSIFIER",
         "limits": "gateway.features.limits.feature:LIMITS",

@@ -104,6 +104,12 @@ def register(command: Command) -> None:
     )
     add("--seed", metavar="N", type=int, default=0, help="random seed; default: %(default)s")
     add("--force", action="store_true", help="write the version even if the newest one is better")
+    add(
+        "--against",
+        metavar="N",
+        type=integer_between(1, 10**9),
+        help="version that the new one must not be worse than; default: the newest",
+    )
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="environment with torch; default: %(default)s")
     add("--prepare", action="store_true", help="install the build environment (1.7 GB), and stop")
     add("--model-dir", type=Path, default=None, help="folder of the embedding models")

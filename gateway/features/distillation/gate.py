@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gateway.cache.threshold.wrong_hits import chance_of_heads
 
 CONFIDENCE = 0.95  # one-sided
 
@@ -29,11 +30,6 @@ def judge(version: int, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     The sign test over the rows where just one of them is right decides (McNemar, 1947, in its exact form).
     """
     won, lost = int((after & ~before).sum()), int((before & ~after).sum())
-    passed = chance_of(won, won + lost) > 1.0 - CONFIDENCE
+    passed = chance_of_heads(won, won + lost) > 1.0 - CONFIDENCE
     why = f"{won} answers became right and {lost} became wrong"
     return VersionVerdict(passed, why, version, len(before), int(before.sum()), int(after.sum()))
-
-
-def chance_of(won: int, of: int) -> float:
-    """Return the probability of at most `won` of `of` coins that fall heads."""
-    return float(sum(comb(of, each) for each in range(won + 1)) / 2**of)

@@ -75,6 +75,7 @@ class DistillOptions:
     training: TrainingOptions
     tuning: TuningOptions = field(default_factory=TuningOptions)
     policy_share: int = CANARY
+    against: int | None = None  # the version that the gate compares with; None: the newest
     force: bool = False  # publish a version that the gate refuses
 
 

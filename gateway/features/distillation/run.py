@@ -102,7 +102,7 @@ def _publish(
     accept_above, figures = _evaluate(options, built, held_rows, labels)
     write_about(built["student"], labels, MAX_TOKENS, accept_above, graph)
     texts = [row.text for row in held_rows]
-    gate = _compare_with_newest(output, built["student"], held_rows)
+    gate = _compare(output, options.against, built["student"], held_rows)
     report = {
         "name": output.name,
         "version": next_version(output.repository, output.name),
@@ -171,9 +171,11 @@ def _evaluate(
     return accept_above, compare(confidence[rest], answers[rest], taught[rest], given[rest], accept_above)
 
 
-def _compare_with_newest(output: OutputDir, built: Path, held_rows: Sequence[TrainingRow]) -> VersionVerdict | None:
-    """Compare the new version with the newest one of its name on the rows held out, or return None if there is none."""
-    version = next_version(output.repository, output.name) - 1
+def _compare(
+    output: OutputDir, against: int | None, built: Path, held_rows: Sequence[TrainingRow]
+) -> VersionVerdict | None:
+    """Compare the new version with an earlier one of its name on the rows held out. Return None if there is none."""
+    version = against or next_version(output.repository, output.name) - 1
     try:
         newest = Classifier(output.repository / output.name / str(version))
     except (OSError, ValueError, KeyError):  # there is none, or it is a model of another kind

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import aiohttp
-
+from gateway.adapters.system.json_webhook import deliver
 from gateway.errors import StoreUnavailable
 from gateway.features.spend.budgets import Books, named_in, spent_since
 from gateway.features.spend.metrics import SpendMetrics
@@ -25,9 +24,6 @@ LOG = logging.getLogger("nearhit.spend")
 
 PERCENTS = (100, 80, 50)  # of a budget
 CHECK_S = 30.0  # between two looks at the books
-ATTEMPTS = 3  # for a message; the next look tries it again
-PAUSES_S = (1.0, 5.0)  # between the attempts
-TOTAL_S, CONNECT_S = 10.0, 5.0  # of an attempt
 MAX_SENDS = 8  # messages at once: many budgets may end together, and chats limit their webhooks
 CLAIM_S = 120  # a gateway that dies while it sends leaves the message to the others after that time
 SENT_S = 40 * 86_400  # longer than a month
@@ -127,27 +123,8 @@ class Alerts:
             return
         if not await self._store.claim(name, CLAIM_S):
             return  # another gateway sends it, or has sent it
-        if await self._deliver(alert, url):
+        if await deliver(url, alert.payload(), lambda outcome: self._metrics.alerts.add(alert.route, outcome)):
             self._done.add(name)  # first: if the store fails now, it is not sent again
             await self._store.keep_claim(name, SENT_S)
             return
         LOG.warning("an alert was not delivered", extra={"fields": {"route": alert.route, "percent": alert.percent}})
-
-    async def _deliver(self, alert: Alert, url: str) -> bool:
-        timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            for pause in (*PAUSES_S[: ATTEMPTS - 1], None):
-                if await self._post(session, alert, url):
-                    self._metrics.alerts.add(alert.route, "sent")
-                    return True
-                self._metrics.alerts.add(alert.route, "failed")
-                if pause is not None:
-                    await asyncio.sleep(pause)
-        return False
-
-    async def _post(self, session: aiohttp.ClientSession, alert: Alert, url: str) -> bool:
-        try:
-            async with session.post(url, json=alert.payload(), allow_redirects=False) as response:
-                return response.status < 300
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
-            return False

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.config.fields import Text, optional_section
+from gateway.config.fields import Text, WebhookUrl, optional_section
 from gateway.config.schema_types import ON_OR_OFF, SWITCH, or_schemas
 from gateway.config.units import Switch
 from gateway.config.validation import Section
 from gateway.features.spend.rows import Party
 
 MAX_BUDGETS = 1_000  # of the tenants of a route, and of its keys
-
-
-def _check_webhook(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        valid = False
-    if not valid or not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError("expected a URL such as https://hooks.example/alerts")
-    return url
-
-
-Webhook = Annotated[Text, AfterValidator(_check_webhook), Field(examples=["https://hooks.example/alerts"])]
 
 
 Dollars = Annotated[float, Field(gt=0, le=1e9, examples=[500])]
@@ -47,7 +32,7 @@ class SpendRule(Section):
     """Budgets of single tenants on the route, by name, such as `{acme: 200}`."""
     key_budgets: Annotated[Mapping[Text, Dollars], Field(max_length=MAX_BUDGETS)] = Field(default={})
     """Budgets of single API keys on the route, by name, such as `{ci: 20}`."""
-    webhook: Webhook | None = None
+    webhook: WebhookUrl | None = None
     """The URL that gets an alert when the costs reach 50 %, 80 % and 100 % of a budget, such as one of Slack."""
     metrics: Switch = False
     """`on`: count the spend of each tenant in the metrics, too: of the first 100 tenants, and then of `others`."""

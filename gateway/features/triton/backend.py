@@ -22,6 +22,7 @@ from gateway.errors import BackendError, BadRequest, ModelNotReady, NotFound, Up
 from gateway.features.triton.models import ModelConfig, TritonModels, condition_from_error, single_request
 from gateway.features.triton.settings import GrpcUpstream, TritonBackendConfig
 from gateway.features.triton.tensors import TensorClient
+from gateway.features.triton.versions import TritonVersions
 from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.ports import Clock, ModelCondition
 from gateway.streams import ClosingStream
@@ -62,6 +63,9 @@ class TritonBackend(LimitedBackend):
         served = dict.fromkeys([*self._models.upstream_names, section.embedding_model])
         names = [model for model in served if model]
         self.hosted = TritonModels(name, server, self._client, names, section.tensors, section.timeouts)
+        self.versions = TritonVersions(
+            section.model, self.hosted, self._client, lambda result: self._piece(result).text
+        )
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
@@ -107,12 +111,19 @@ class TritonBackend(LimitedBackend):
     async def _generate(self, request: RequestContext, call: Call, permit: ConcurrencyPermit) -> Response:
         """Generate text. Errors before the first piece are raised here; a stream holds its permit until its end."""
         name = self._model_of(call)
+        version = self.versions.choose(name)
         model = await self.hosted.describe(name)
         inputs = self.hosted.inputs(model, call.prompt, call.max_tokens)
         shown, created = call.model or name, int(self._clock.wall())
         answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=shown)
-        pieces = self._pieces(name, model, inputs, request)
-        first = await anext(pieces, None)
+        pieces = self._pieces(name, version, model, inputs, request)
+        try:
+            first = await anext(pieces, None)
+        except (InferenceServerException, BackendError) as error:
+            if not _is_no_fault_of_model(error):
+                self.versions.tell(version, answered=False)
+            raise
+        self.versions.tell(version, answered=True)
         permit.on_response(request, 200)
         events = self._events(first, pieces, answer, call)
         if call.stream:
@@ -147,7 +158,7 @@ class TritonBackend(LimitedBackend):
             yield event
 
     async def _pieces(
-        self, name: str, model: ModelConfig, inputs: list[triton.InferInput], request: RequestContext
+        self, name: str, version: str, model: ModelConfig, inputs: list[triton.InferInput], request: RequestContext
     ) -> AsyncGenerator[_TextPiece, None]:
         """Yield the pieces of the response. Closing the generator cancels the inference.
 
@@ -156,10 +167,12 @@ class TritonBackend(LimitedBackend):
         headers = metadata_of(request.upstream_headers())
         if not model.decoupled:
             async with self.hosted.call_timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
-                result = await self._client.infer(name, inputs, request_id=request.id, headers=headers)
+                result = await self._client.infer(
+                    name, inputs, model_version=version, request_id=request.id, headers=headers
+                )
             yield self._piece(result)
             return
-        stream = self._client.stream_infer(single_request(name, inputs, request.id), headers=headers)
+        stream = self._client.stream_infer(single_request(name, inputs, request.id, version), headers=headers)
         limit, started = self._timeouts.first_byte, False
         try:
             while True:
@@ -199,6 +212,9 @@ class TritonBackend(LimitedBackend):
             output_tokens=_scalar(result, OUTPUT_TOKENS),
         )
 
+    def _text(self, result: triton.InferResult) -> str:
+        return self._piece(result).text
+
     async def _embed(self, request: RequestContext, call: Call) -> Response:
         if self._embedding_model is None:
             raise NotFound(f"backend '{self.name}' has no embedding model")
@@ -236,6 +252,13 @@ class TritonBackend(LimitedBackend):
             if model != self._embedding_model:  # text requests are served even without it
                 return ModelNotReady(f"model '{model}' of backend '{self.name}' is {condition}")
         return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")
+
+
+def _is_no_fault_of_model(error: Exception) -> bool:
+    """Return whether a failed call says nothing about the version. The request was at fault, or the server is away, or
+    it does not have the version loaded."""
+    statuses = ("INVALID_ARGUMENT", "UNAVAILABLE", "NOT_FOUND", "CANCELLED")
+    return isinstance(error, InferenceServerException) and any(each in str(error.status()) for each in statuses)
 
 
 def _scalar(result: triton.InferResult, name: str) -> Any:

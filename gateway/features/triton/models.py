@@ -61,6 +61,20 @@ class TritonModels:
         """The conditions by model name; all models are ready until a call tells otherwise."""
         return self._conditions
 
+    @property
+    def first_byte_s(self) -> float:
+        """The seconds that an answer may take."""
+        return min(self._timeouts.first_byte, MAX_PROBE_S)
+
+    @property
+    def connect_s(self) -> float:
+        """The seconds that the server may take to report its state."""
+        return self._timeouts.connect
+
+    def forget(self, name: str) -> None:
+        """Read the configuration of a model again at its next call."""
+        self._described.pop(name, None)
+
     async def wait_unready(self) -> None:
         """Wait until a model is not ready."""
         await self._wrong.wait()
@@ -88,7 +102,7 @@ class TritonModels:
         try:
             model = await self.describe(name)
             inputs = self.inputs(model, PROBE_TEXT, 1)
-            async with self.call_timeout(min(self._timeouts.first_byte, MAX_PROBE_S)):
+            async with self.call_timeout(self.first_byte_s):
                 if model.decoupled:
                     await self._first_response(name, inputs)
                 else:
@@ -105,7 +119,7 @@ class TritonModels:
         Raise `ModelControlDisabled` if the server does not allow that. Raise `BackendError` if the model cannot be
         loaded; it is then absent.
         """
-        self._described.pop(name, None)
+        self.forget(name)
         try:
             async with self.call_timeout(LOAD_TIMEOUT_S):
                 await self._client.unload_model(name)
@@ -171,10 +185,12 @@ def condition_from_error(error: InferenceServerException) -> ModelCondition | No
     return ModelCondition.ABSENT if "Request for unknown model" in message or "is not ready" in message else None
 
 
-async def single_request(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
+async def single_request(
+    model: str, inputs: list[triton.InferInput], request_id: str, version: str = ""
+) -> AsyncIterator[dict[str, Any]]:
     """Yield one request, and then end the gateway's half of the stream.
 
     Triton closes its half after the last response. So a model that sends its final flag in an empty response, which
     this client cannot request, ends no later.
     """
-    yield {"model_name": model, "inputs": inputs, "request_id": request_id}
+    yield {"model_name": model, "model_version": version, "inputs": inputs, "request_id": request_id}

@@ -38,4 +38,5 @@ class TritonUpstreams:
             provider=section.adapter,
             models=models,
             tasks=tasks,
+            versions=backend.versions,
         )

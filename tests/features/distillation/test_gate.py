@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.features.distillation.gate import VersionVerdict, chance_of, judge
+from gateway.cache.threshold.wrong_hits import chance_of_heads
+from gateway.features.distillation.gate import VersionVerdict, judge
 
 
 def verdict_of(won: int, lost: int, same: int = 20) -> VersionVerdict:
@@ -15,9 +16,9 @@ def verdict_of(won: int, lost: int, same: int = 20) -> VersionVerdict:
 
 
 def test_the_sign_test_is_that_of_coins() -> None:
-    assert chance_of(0, 0) == 1.0
-    assert chance_of(1, 4) == pytest.approx(5 / 16)
-    assert chance_of(4, 4) == 1.0
+    assert chance_of_heads(0, 0) == 1.0
+    assert chance_of_heads(1, 4) == pytest.approx(5 / 16)
+    assert chance_of_heads(4, 4) == 1.0
 
 
 @pytest.mark.parametrize(

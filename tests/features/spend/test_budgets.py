@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.adapters.system import json_webhook
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.features.spend import alerts
-from gateway.features.spend.alerts import ATTEMPTS, alert_of
+from gateway.features.spend.alerts import alert_of
 from gateway.features.spend.budgets import Books, end_of_month, forecast
 from gateway.features.spend.ledger import Ledger
 from gateway.features.spend.metrics import MAX_TENANTS, OTHERS, SpendMetrics
@@ -28,6 +29,7 @@ from tests.fixtures.gateways import Served, config_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, listening
 
+ATTEMPTS = 1 + len(json_webhook.PAUSES_S)
 PRICE = {"input_per_million": 1000.0, "output_per_million": 2000.0}
 
 
@@ -46,7 +48,7 @@ class Receiver:
 
 @pytest.fixture
 async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
-    monkeypatch.setattr(alerts, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(json_webhook, "PAUSES_S", (0.0, 0.0))
     found = Receiver()
     async with listening(found.answer) as url:
         found.url = url
@@ -192,15 +194,11 @@ async def test_a_webhook_that_hangs_keeps_no_other_message_back(
         check.cancel()
 
 
-async def test_a_webhook_that_nobody_answers_fails_no_check(upstream: Upstream, tmp_path: Path) -> None:
-    rule = "{budget: 0.000001, webhook: 'http://127.0.0.1:1/hook'}"
-    async with booked(upstream, tmp_path, rule, PRICE) as served:
-        await served.chat("q")
-        await spend_once(served, 1)
-        store = ledger_of(served)._alerts
-        found = alert_of(Party("default"), 1e-6, NANOS, "2026-11")
-        assert found is not None
-        assert not await store._post(served.session, found, "http://127.0.0.1:1/hook")
+async def test_a_webhook_that_nobody_answers_fails_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_webhook, "PAUSES_S", (0.0, 0.0))
+    outcomes: list[str] = []
+    assert not await json_webhook.deliver("http://127.0.0.1:1/hook", {"type": "spend.budget"}, outcomes.append)
+    assert outcomes == ["failed"] * ATTEMPTS
 
 
 @pytest.mark.parametrize(
