@@ -83,6 +83,11 @@ DECLARED: Mapping[str, Declaration] = {
     "moderation": Declaration(
         "gateway.features.exact_calls.moderation:Moderation", re.compile(r"/v1/moderations"), passes=True
     ),
+    "ollama": Declaration(
+        "gateway.features.exact_calls.ollama:Ollama",
+        re.compile(r"/api/(?:chat|generate|embed|embeddings)"),
+        passes=True,
+    ),
     "transcription": Declaration(
         "gateway.features.exact_calls.transcription:Transcription",
         re.compile(r"/v1/audio/(?:transcriptions|translations)"),

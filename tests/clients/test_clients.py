@@ -14,6 +14,7 @@ from tests.clients.environments import CLIENTS, HERE, LLAMA_INDEX, MODULES, node
 from tests.clients.scripted import scripted
 from tests.features.mcp.server import serving_tools
 from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.ollama_upstream import ollama
 from tests.fixtures.upstream import Upstream
 
 POLICY = """
@@ -88,6 +89,16 @@ async def test_cohere_ranks_from_the_cache_in_both_versions_of_its_api(speaking:
     said = same_twice(out)
     assert said == {"v1": "[(1, 0.98)] 1.0", "v2": "[(1, 0.98)] 1.0", "v1-documents": "8080 and 9090"}
     assert [call.path for call in upstream.calls] == ["/v1/rerank", "/v2/rerank", "/v1/rerank"]
+
+
+async def test_ollamas_client_reads_whole_answers_from_the_cache(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": ollama(upstream).url}})
+    async with gateway_of(config, POLICY.replace("backend: claude", "backend: main")) as served:
+        same_twice(await output_of([python_of(CLIENTS), HERE / "ollama_client.py", served.url]))
+    assert [call.path for call in upstream.calls] == [
+        *("/api/chat", "/api/chat", "/api/generate", "/api/embed"),
+        "/api/chat",  # a stream passes through each time
+    ]
 
 
 async def test_llama_index_reads_the_same_from_the_cache(speaking: Served, upstream: Upstream) -> None:
