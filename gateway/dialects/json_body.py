@@ -126,6 +126,8 @@ def read_count(value: Any) -> int | None:
 
 def count_of(value: Any) -> int:
     """Return a number of tokens that a backend reports, or 0 if the value is none."""
+    if type(value) is int and 0 <= value <= MAX_TOKENS:  # as nearly all are
+        return value
     return read_count(value) or 0
 
 
