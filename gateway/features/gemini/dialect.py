@@ -42,9 +42,11 @@ from gateway.outcomes import Admission
 
 PATH = path_of("gemini")
 _NAMES_MODEL = re.compile(r"(/v\d+[a-z0-9]*(?:/.+?)?/models/)([^:]+)(:[A-Za-z]+)?")
+FIELD_MASK = "x-goog-fieldmask"  # names the fields of the answer that the client wants
 STREAM = "streamGenerateContent"
 KEY = "key"
 ALT = frozenset({"alt", "$alt"})  # the parameter with the form of an answer
+FORMS = ("json", "sse")  # answers in other forms are no JSON, and share no entry with these
 FRAMING = ALT | {"prettyprint", "$prettyprint"}  # parameters that decide nothing else
 JSON = (("Content-Type", "application/json; charset=UTF-8"),)
 ENDPOINT = Endpoint(
@@ -89,7 +91,7 @@ class Gemini(Conversational):
             body=value,
             model=model,
             stream=False,
-            decisive_source=partial(decisive_of, model, value),
+            decisive_source=partial(decisive_of, model, value, headers.get(FIELD_MASK)),
             prompt_source=prompt_of,
             max_tokens=limit_of(settings_of(value).get("maxOutputTokens")),
             user=None,
@@ -100,10 +102,11 @@ class Gemini(Conversational):
         deciding, form = [], ""
         for part in query.split("&"):
             name, _, value = part.partition("=")
-            if (name := unquote(name).lower()) not in FRAMING:
+            name, value = unquote(name).lower(), unquote(value).lower()
+            if name not in FRAMING or (name in ALT and value not in FORMS):
                 deciding.append(part)
             elif name in ALT:
-                form = value.lower()
+                form = value
         call = replace(call, query="&".join(deciding))
         return replace(call, dialect=self, stream=True) if call.dialect is ARRAY and form == "sse" else call
 

@@ -112,8 +112,9 @@ def texts_of(content: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in as_list(content.get("parts")) if is_text(part))
 
 
-def decisive_of(model: str, body: Mapping[str, Any]) -> Decisive:
-    """Return what decides the answer to a request that was checked. The path names the model, not the body."""
+def decisive_of(model: str, body: Mapping[str, Any], mask: str | None = None) -> Decisive:
+    """Return what decides the answer to a request that was checked. The path names the model, not the body. `mask`
+    names the fields of the answer that the client wants, or None if it wants all."""
     form = with_defaults_left_out({key: value for key, value in body.items() if key not in NON_DECISIVE}, BODY)
     if config := with_defaults_left_out(settings_of(body), CONFIG):
         form[SETTINGS] = config
@@ -123,9 +124,10 @@ def decisive_of(model: str, body: Mapping[str, Any]) -> Decisive:
         form["systemInstruction"] = {key: value for key, value in system.items() if key != "role"}
     form["contents"] = [{**content, "role": content.get("role") or "user"} for content in body["contents"]]
     question, context, no_question = _question(form)
+    named = [model] if mask is None else [model, mask]
     return Decisive(
-        orjson.dumps([model, form], option=orjson.OPT_SORT_KEYS),
-        orjson.dumps([model, context], option=orjson.OPT_SORT_KEYS),
+        orjson.dumps([*named, form], option=orjson.OPT_SORT_KEYS),
+        orjson.dumps([*named, context], option=orjson.OPT_SORT_KEYS),
         question,
         no_question,
     )

@@ -157,6 +157,21 @@ async def test_an_access_token_goes_to_vertex_as_a_bearer_token(upstream: Upstre
     assert (headers.get("Authorization"), headers.get("x-goog-api-key")) == ("Bearer ya29.an-access-token", None)
 
 
+async def test_a_part_of_an_answer_or_another_form_of_it_is_no_answer_for_others(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    async with before(upstream, tmp_path) as served:
+        await ask(served, asked())
+        verdicts = [
+            (await ask(served, asked(), {**KEY, **headers}, WHOLE + query)).headers["Cache-Status"].split("; ")[1]
+            for headers, query in (
+                ({"x-goog-fieldmask": "candidates"}, ""), ({}, "?alt=proto"), ({}, "?fields=candidates"),
+                ({}, "?alt=json"),
+            )
+        ]  # fmt: skip
+    assert verdicts == ["fwd=miss", "fwd=miss", "fwd=miss", "hit"]
+
+
 async def test_the_system_instruction_the_functions_and_all_settings_reach_the_backend(
     upstream: Upstream, tmp_path: Path
 ) -> None:
