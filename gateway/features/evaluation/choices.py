@@ -238,11 +238,11 @@ class Evaluation:
         ]
         parts = [
             f"{pluralise(self.all.prompts, 'prompt')}, {self.all.as_expected} as expected ({self.all.share:.1%})",
-            _table([["expected", *(f"to {name}" for name in names), "as expected"], *tiers]),
-            _table([["signal", "prompts", "as expected"], *_rows(self.signals)]),
+            table([["expected", *(f"to {name}" for name in names), "as expected"], *tiers]),
+            table([["signal", "prompts", "as expected"], *_rows(self.signals)]),
         ]
         if len(self.routes) > 1:
-            parts.append(_table([["route", "prompts", "as expected"], *_rows(self.routes)]))
+            parts.append(table([["route", "prompts", "as expected"], *_rows(self.routes)]))
         if self.scored_by:
             parts.append("\n".join(f"scored by {scorer}: {count}" for scorer, count in self.scored_by.items()))
         if self.others:
@@ -257,7 +257,7 @@ def _rows(counts: Mapping[str, Count]) -> Iterator[list[str]]:
         yield [name, str(count.prompts), f"{count.share:.1%}"]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as text: the first column to the left, the others to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = (

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from gateway.admin.operations import TypedDict
 from gateway.config.policy.model import Policy
 from gateway.prices import Tariff
-from gateway.steps.traffic_log.alternatives import Alternative, Alternatives, Estimate, cheapest_as_good
+from gateway.steps.traffic_log.alternatives import (
+    Alternative,
+    Alternatives,
+    Estimate,
+    cheapest_as_good,
+    single_as_good,
+)
 from gateway.steps.traffic_log.reader import TrafficLog
 
 
@@ -50,6 +56,8 @@ class RouteAlternatives(TypedDict):
     """Each light model at thresholds that give it more and more requests."""
     best: AlternativeFigures | None
     """The cheapest of the others that is known to keep as much as the traffic did. Null: none is."""
+    single: AlternativeFigures | None
+    """The one model that is known to keep as much as the traffic did, at no higher cost. Null: none is."""
     left_out: int
     """Calls of unknown tokens or complexity, and those to backends that the policy no longer names."""
 
@@ -78,13 +86,14 @@ def alternatives_report(traffic: TrafficLog, policy: Policy, prices: Mapping[str
         if not recorded.requests or not lights:
             continue
         others = [each for light in lights for each in found.curve(light)]
-        best = cheapest_as_good(recorded, others)
+        best, single = cheapest_as_good(recorded, others), single_as_good(recorded, found.singles())
         routes.append(
             {
                 "route": route.name,
                 "present": _figures(recorded),
                 "others": [_figures(each) for each in others],
                 "best": None if best is None else _figures(best),
+                "single": None if single is None else _figures(single),
                 "left_out": found.left_out,
             }
         )

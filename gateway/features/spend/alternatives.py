@@ -29,7 +29,13 @@ def alternatives_section(found: Mapping[str, Any]) -> list[str]:
     ]
     for route in found["routes"]:
         rows = [route["present"], *route["others"]]
-        lines += ["", f"**{route_sentence(route)}.**", "", *table(NAMES, [_row(each) for each in rows])]
+        lines += [
+            "",
+            f"**{route_sentence(route)}.**",
+            *_single_lines(route),
+            "",
+            *table(NAMES, [_row(each) for each in rows]),
+        ]
         if route["left_out"]:
             lines += [
                 "",
@@ -50,6 +56,16 @@ def route_sentence(route: Mapping[str, Any]) -> str:
         f"Route {name}: {cell(best['light'])} {_reach(best)} would have cost {_money(best['cost'])} in place of "
         f"{_money(present['cost'])}, and kept {_shares(best['kept'])}"
     )
+
+
+def _single_lines(route: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the one model that would do as well as the choice between two, if there is one."""
+    single = route["single"]
+    if single is None:
+        return []
+    name = cell(single["light"]) if single["light_requests"] else "the best model"
+    cost = _money(single["cost"])
+    return ["", f"One model would do as well: {name} alone for {cost}, with {_shares(single['kept'])} kept."]
 
 
 def policy_section(name: str, found: Mapping[str, Any]) -> list[str]:

@@ -30,6 +30,7 @@ Flags = NDArray[np.bool_]
 
 SHARES = tuple(share / 10 for share in range(11))  # of the requests that the light model gets, along a curve
 EVERYTHING = 1.0  # the threshold that no complexity exceeds
+NOTHING_LIGHT = -1.0  # the threshold that every complexity exceeds
 LEAST_COVERED = 0.95  # of a model's requests: with less at complexities that were compared, there is no figure
 Z = 1.96  # 95 %
 
@@ -159,6 +160,12 @@ class Alternatives:
             return [self.at(light, EVERYTHING)]
         ends = [float(scores[max(0, math.ceil(share * len(scores)) - 1)]) if share else -1.0 for share in SHARES]
         return [self.at(light, end) for end in dict.fromkeys([*(end for end in ends if end < ends[-1]), EVERYTHING])]
+
+    def singles(self) -> list[Alternative]:
+        """Return the figures of each model alone: the light ones, and the best one."""
+        lights = self.lights()
+        best = [self.at(lights[0], NOTHING_LIGHT)] if lights and self.has_tiers else []
+        return [*(self.at(light, EVERYTHING) for light in lights), *best]
 
     @property
     def _lighter(self) -> frozenset[str]:
@@ -337,3 +344,20 @@ def cheapest_as_good(recorded: Alternative, others: Iterable[Alternative]) -> Al
         and each.kept.low >= recorded.kept.low
     ]
     return min(fit, key=lambda each: each.cost.value or 0.0, default=None)
+
+
+def single_as_good(recorded: Alternative, singles: Iterable[Alternative]) -> Alternative | None:
+    """Return the one model that is known to keep as much as the traffic did, at no higher cost: that which keeps most.
+    Return None if there is none, or if one model answered the traffic."""
+    cost, low = recorded.cost.value, recorded.kept.low
+    if cost is None or low is None or recorded.light_requests in (0, recorded.requests):
+        return None
+    fit = [
+        each
+        for each in singles
+        if each.cost.value is not None
+        and each.cost.value <= cost
+        and each.kept.low is not None
+        and each.kept.low >= low
+    ]
+    return max(fit, key=lambda each: (each.kept.low or 0.0, -(each.cost.value or 0.0)), default=None)

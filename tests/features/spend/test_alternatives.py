@@ -182,10 +182,12 @@ def test_names_and_unknown_figures_break_no_format() -> None:
         "present": figures("light", None, estimate(2.0, 2.0, 2.0), estimate(0.97, 0.92, 0.99)),
         "others": [best, figures("c", 1.0, estimate(None, None, None), estimate(None, 0.0, 1.0), 18)],
         "best": best,
+        "single": figures("d", 1.0, estimate(1.5, 1.5, 1.5), estimate(0.98, 0.96, 0.99), 18),
         "left_out": 1,
     }
     found = {"traffic": {"requests": 18, "since": 0.0, "until": 60.0, "notes": ["x is cut off"]}, "routes": [route]}
     text = "\n".join(alternatives_section(found))
+    assert "One model would do as well: d alone for $1.50, with 98.0 % (95 %: 96.0 % to 99.0 %) kept." in text
     assert (
         "Route r\\|s: a\\|b up to a complexity of 0.62 would have cost $1.50 in place of $2.00, "
         "and kept 90.0 % to 100.0 %" in text

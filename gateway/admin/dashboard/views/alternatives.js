@@ -32,13 +32,19 @@ export function alternatives({ fail, signal, span }) {
 
   function tell({ traffic, routes }) {
     results.hidden = false;
-    const best = routes.map(sentence);
+    const best = routes.flatMap((route) => [sentence(route), ...single(route)]);
     said.textContent = [`${plural(traffic.requests, "request", "requests")} of ${moment(traffic.since)} to ${moment(traffic.until)}.`, ...best, ...traffic.notes].join(" ");
     rows.update(routes.flatMap(({ route, present, others }) => [present, ...others].map((each) => row(route, each))));
     announce(best.join(" ") || "There is nothing to compare");
   }
 
   return node;
+}
+
+function single({ single: one }) {
+  if (!one) return [];
+  const name = one.light_requests ? one.light : "the best model";
+  return [`One model would do as well: ${name} alone for ${usd(one.cost.value)}, with ${percent(one.kept.low)} to ${percent(one.kept.high)} kept.`];
 }
 
 function sentence({ route, best, present }) {
