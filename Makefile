@@ -9,7 +9,7 @@ TRAIN_ENV := .venv-training
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup dev torch triton run test test-quick test-feature test-core coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup dev torch triton run test test-quick test-feature test-core coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-coalescing bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk light
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -245,6 +245,9 @@ distill: dev torch triton  ## train a light classifier and its teacher from DATA
 	@test -f "$(DATA)" -a -f "$(HELD_OUT)" || { echo "expected make distill DATA=train.csv HELD_OUT=test.csv"; exit 1; }
 	@$(BIN)/nearhit distill $(DATA) --held-out $(HELD_OUT) --large --name intents --build-env $(BUILD_ENV)
 	@$(BIN)/python -m bench.distill --name intents --rows $(HELD_OUT)
+
+light: dev torch triton  ## play a day of a light model's versions before a real Triton: better, worse and drifting (5 minutes)
+	@$(BIN)/python -m bench.light --build-env $(BUILD_ENV) --triton-env $(TRITON_ENV)
 
 distill-walk: dev triton  ## after `distill`: train a light classifier on the cached answers of its teacher, with the commands
 	@$(BIN)/python -m bench.distill_walk --texts $(DATA) --rows $(HELD_OUT) --build-env $(BUILD_ENV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def register(command: Command) -> None:
     add("--repository", metavar="DIR", type=Path, help="Triton model repository; default: light.repository")
     add("--rows", metavar="FILE", type=Path, help="write the questions and answers to FILE, and train nothing")
     add("--epochs", metavar="N", type=integer_between(1, 10_000), default=8, help="default: %(default)s")
+    add("--distill", metavar="OPTIONS", default="", help="further options of nearhit distill, such as '--hidden 64'")
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="environment with torch; default: %(default)s")
 
 
@@ -117,6 +119,7 @@ def _train_route(arguments: argparse.Namespace, found: TrainingData, repository:
         options = ["--repository", str(repository), "--work", str(Path(scratch) / "work")]
         options += ["--build-env", str(arguments.build_env), "--epochs", str(arguments.epochs), "--agreement", "0"]
         options += ["--against", in_force] if in_force else ["--force"]
+        options += shlex.split(arguments.distill)
         made = _distil([str(data), "--held-out", str(held), "--name", found.rollout["model"], *options, "--json"])
     figures = made["report"]
     report |= {
