@@ -17,13 +17,14 @@ from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.cache.threshold.ledger import ThresholdLedger
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import TextEncoder
-from quality import tables, traps
+from quality import peers, tables, traps
 from quality.cost import cost
 from quality.decision import CachingEmbedder
 from quality.figures import precision_area, round_floats, served_share_at
 from quality.http_run import Setting, run_evaluation, run_own_stub
 from quality.labels import Labels, load_audited
 from quality.offline import CURVE_SEEDS, PromiseResult, Rung, adaptation, curve, promise
+from quality.peers import Comparison
 from quality.replay import Replay
 from quality.streams import (
     OTHERS,
@@ -37,7 +38,8 @@ from quality.streams import (
 )
 from quality.world import Opinions, SimilarityVerifier, World, world_of
 
-SECTIONS = ("http", "replay", "domains", "traps", "cost")
+SECTIONS = ("http", "replay", "domains", "traps", "cost", "peers")
+COMPARED_AT = 0.01  # promise of the table of all caches
 
 
 def parser() -> argparse.ArgumentParser:
@@ -127,6 +129,7 @@ class Report:
             print("No evaluation and no pairs are given: these wordings trained the verifier, so its figures flatter.")
         sections = {
             "http": self.http, "replay": self.replays, "domains": self.domains, "traps": self.traps, "cost": self.cost,
+            "peers": self.peers,
         }  # fmt: skip
         for name, section in sections.items():
             if name in self.given.only:
@@ -262,6 +265,42 @@ class Report:
         found = cost(self.verifier, self.encoder)
         self.found["cost_us"] = asdict(found)
         self.print_section("Cost", "p50, one thread, the embedding of the question not counted.", tables.cost(found))
+
+    def peers(self) -> None:
+        """Show the figures of the stream that this run has measured beside the public sets of other caches."""
+        rows = self._compared() if "http" in self.found or self.found["ladder"] else []
+        if self.given.eval is not None:
+            self.print_progress("the sets of other caches")
+            rows += peers.compare(self.given.eval, COMPARED_AT)
+        if rows:
+            self.found["peers"] = [asdict(row) for row in rows]
+            self.print_section(
+                "Head to head",
+                "Right hits at 1 %, of what a reader finds possible. Published figures are for sets twice as large.",
+                tables.comparison(rows),
+            )
+
+    def _compared(self) -> list[Comparison]:
+        """Return the figures of the stream, by the labels of readers where there are some."""
+        stream, count, labels = self.stream, self.stream.request_count, self._label_names()[-1]
+        world = world_of(without_others(stream), self.encoder, self.folder)
+        known = peers.possible(world, Labels(stream, self.audited))
+        wrong = count * COMPARED_AT
+        rows = [
+            Comparison(stream.name, f"{rung['score']}, fixed", count, count * served - wrong, wrong, known)
+            for rung in self.found["ladder"]
+            for budget, served in zip(self.given.budgets, rung["served"], strict=True)
+            if rung["labels"] == labels and budget == COMPARED_AT and served is not None
+        ]
+        rows += [
+            Comparison(
+                stream.name, "nearhit", count, count * (run["served"] - run["error_audited"]),
+                count * run["error_audited"], known,
+            )
+            for run in self.found.get("http", ())
+            if run["budget"] == COMPARED_AT
+        ]  # fmt: skip
+        return rows
 
 
 def main() -> None:

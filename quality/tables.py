@@ -8,6 +8,7 @@ from quality.cost import Cost
 from quality.figures import WINDOW
 from quality.http_run import GatewayResult
 from quality.offline import LEARNT, AdaptationResult, PromiseResult, Rung
+from quality.peers import Comparison
 from quality.traps import Tally
 
 
@@ -94,6 +95,24 @@ def ladder(rungs: Sequence[Rung], budgets: Sequence[float]) -> str:
     columns = ("score", "labels", *(f"at {percent(budget)}" for budget in budgets), "P-CHR AUC")
     rows = [[r.score, r.labels, *(share(served) for served in r.served), f"{r.area:.3f}"] for r in rungs]
     return table(columns, rows)
+
+
+def comparison(rows: Sequence[Comparison]) -> str:
+    columns = ("measured on", "cache", "requests", "right", "wrong", "possible", "right of possible", "figures")
+    cells = [
+        [
+            row.measured_on,
+            row.cache,
+            str(row.requests),
+            share(row.right / row.requests),
+            share(None if row.wrong is None else row.wrong / row.requests, 2),
+            share(row.possible / row.requests),
+            share(row.share),
+            row.source,
+        ]
+        for row in rows
+    ]
+    return table(columns, cells)
 
 
 def adaptation(rows: Sequence[AdaptationResult]) -> str:

@@ -169,6 +169,11 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         "questions that would share a similar call in flight (coalesce: on) count as misses",
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
+    (
+        "questions are looked up after their own history here, and in the gateway also in the conversation of the "
+        "entry that was served (conversations: on)",
+        lambda r: r.semantic is not None and r.semantic.conversations,
+    ),
 )
 
 ALWAYS = (

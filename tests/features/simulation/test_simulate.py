@@ -242,6 +242,9 @@ async def test_traffic_of_another_policy_is_replayed_and_said(light: Upstream, l
     settings = await recorded_day(light, large, tmp_path)
     simulation = simulated(settings, policy("exact: {ttl: 1h}"), policy())
     assert any(note.startswith(f"{len(DAY)} requests came under other policies (") for note in simulation.notes)
+    assert [note for note in simulation.notes if "the conversation of the entry that was served" in note]
+    without = simulated(settings, policy("exact: {ttl: 1h}"), policy("exact: {ttl: 1h}"))
+    assert not [note for note in without.notes if "the conversation" in note]
 
 
 @pytest.mark.parametrize(
