@@ -10,7 +10,7 @@ import tritonclient.grpc.aio as triton
 from google.protobuf.json_format import MessageToJson
 from tritonclient.utils import InferenceServerException
 
-from gateway.errors import BackendError, ModelControlDisabled, UnsupportedByBackend
+from gateway.errors import BackendError, UnsupportedByBackend
 from gateway.features.triton.models import LOAD_TIMEOUT_S, TritonModels
 from gateway.upstream.model_versions import OnVersionCall, VersionSplit
 
@@ -64,7 +64,9 @@ class TritonVersions:
             await self._load(versions)
         except InferenceServerException as error:
             if "is not allowed" in error.message():
-                raise ModelControlDisabled(error.message()) from None
+                raise BackendError(
+                    f"{self._hosted.server} does not let models be loaded: start it with --model-control-mode=explicit"
+                ) from None
             raise BackendError(f"model '{self.model}' cannot be loaded: {error.message()}"[:300]) from None
         missing = sorted(set(versions) - await self._served())
         if not missing:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -107,12 +108,19 @@ class Route:
 
 @asynccontextmanager
 async def routed(
-    models: Models, upstream: Upstream, folder: Path, model: str, more: str = "", **sections: Any
+    models: Models,
+    upstream: Upstream,
+    folder: Path,
+    model: str,
+    more: str = "",
+    more_backends: Mapping[str, Any] = MappingProxyType({}),
+    **sections: Any,
 ) -> AsyncIterator[Route]:
     upstream.answer = last_word
     backends = {
         "main": {"adapter": "openai", "url": upstream.url},
         "light": {"adapter": "triton", "url": models.server.url, "model": model},
+        **more_backends,
     }
     async with gateway_of(config_of(folder, backends, **sections), POLICY.format(more=more)) as served:
         yield Route(served, model)

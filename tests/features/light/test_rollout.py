@@ -14,6 +14,7 @@ from gateway.errors import StoreUnavailable
 from gateway.features.light.store import RolloutStore
 from tests.features.light.routes import Models, routed
 from tests.features.spend.test_budgets import Receiver
+from tests.fixtures.own_triton import own_triton
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -152,6 +153,25 @@ async def test_two_gateways_agree_and_only_one_of_two_promotions_counts(
             state = await each.state()
             assert (state["stable"], state["previous"]) == ("2", "1")
             assert [event["change"] for event in state["events"]].count("promoted") == 2
+
+
+async def test_a_server_that_loads_nothing_is_told(upstream: Upstream, tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    async with own_triton(tmp_path / "triton") as triton:
+        models = Models(triton.server, tmp_path / "triton" / "models")
+        async with routed(models, upstream, tmp_path / "var", "unary") as route:
+            status, found = await route.admin(action="start", version="2")
+            assert (status, "--model-control-mode=explicit" in found["error"]) == (502, True), found
+            assert (await route.state())["managed"] is False
+
+
+async def test_a_light_model_without_versions_is_told(upstream: Upstream, models: Models, tmp_path: Path) -> None:
+    backends = {"light": {"adapter": "openai", "url": "http://127.0.0.1:1/v1"}}
+    async with routed(models, upstream, tmp_path, "none", more_backends=backends) as route:
+        status, found = await route.admin(action="promote")
+        assert (status, "expected one with adapter: triton" in found["error"]) == (400, True), found
+        async with route.served.session.get(f"{route.served.admin_url}/admin/light") as response:
+            assert await response.json() == {"rollouts": []}
 
 
 async def test_faults_of_a_command_are_told(models: Models, upstream: Upstream, tmp_path: Path) -> None:
