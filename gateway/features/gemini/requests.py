@@ -20,10 +20,15 @@ SETTINGS = "generationConfig"  # the field with the parameters of the model
 
 # Fields whose keys are not those of the protocol: arguments and results of functions, and schemas.
 _OPAQUE = frozenset(
-    {"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema", "labels"}
-)
-_SNAKE = re.compile(rb'"[a-z0-9]+(?:_[a-z0-9]+)+"\s*:')
-_WORD = re.compile(r"_([a-z0-9])")
+    {
+        "args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema",
+        "_responseJsonSchema", "partMetadata", "labels",
+    }
+)  # fmt: skip
+_SNAKE = re.compile(rb'"_?[a-z0-9]+(?:_[a-z0-9]+)+"\s*:')
+_WORD = re.compile(r"(?<=.)_([a-z0-9])")  # `_responseJsonSchema` begins with one
+_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+INTEGERS = ("candidateCount", "maxOutputTokens", "topK", "seed")
 
 # Fields that do not decide the answer: the labels of a bill. https://cloud.google.com/vertex-ai/docs/reference/rest
 NON_DECISIVE = frozenset({"labels"})
@@ -47,9 +52,40 @@ TEXT_KEYS = frozenset({"text"})
 
 
 def plain_body(body: bytes, value: dict[str, Any]) -> dict[str, Any]:
-    """Return a body with the names of its fields in camel case. Google's servers read both forms, and the examples of
-    its documentation have both. `body` is `value` as JSON. Raise `BadRequest` if one field stands there twice."""
-    return camel_case(value) if _SNAKE.search(body) else value
+    """Return a body in the one form that the gateway reads. Google's servers read all of them, and the examples of its
+    documentation have them: names in snake case, and what `in_lists` mends. `body` is `value` as JSON, and belongs to
+    the caller. Raise `BadRequest` if one field stands there twice."""
+    return in_lists(camel_case(value) if _SNAKE.search(body) else value)
+
+
+def in_lists(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a body whose fields are lists where the protocol has lists: one element may stand there alone. Names of
+    roles are in lower case, and integers no texts. The body is changed in place."""
+    _to_lists(body, "contents", "tools", "safetySettings", "requests")
+    turns = [body.get("systemInstruction"), body.get("content"), *as_list(body.get("contents"))]
+    for content in (*turns, *(as_dict(each).get("content") for each in as_list(body.get("requests")))):
+        if isinstance(content, dict):
+            _to_lists(content, "parts")
+            if isinstance(role := content.get("role"), str):
+                content["role"] = role.lower()
+    for tool in as_list(body.get("tools")):
+        if isinstance(tool, dict):
+            _to_lists(tool, "functionDeclarations")
+    if isinstance(config := body.get(SETTINGS), dict):
+        _to_lists(config, "stopSequences", "responseModalities", of=str)
+        for name in INTEGERS:
+            if isinstance(value := config.get(name), str) and _DIGITS.fullmatch(value):
+                config[name] = int(value)
+    calling = as_dict(body.get("toolConfig")).get("functionCallingConfig")
+    if isinstance(calling, dict):
+        _to_lists(calling, "allowedFunctionNames", of=str)
+    return body
+
+
+def _to_lists(fields: dict[str, Any], *names: str, of: type = dict) -> None:
+    for name in names:
+        if isinstance(value := fields.get(name), of):
+            fields[name] = [value]
 
 
 def camel_case(value: Any) -> Any:

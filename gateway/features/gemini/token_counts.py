@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.dialects.prompt_tokens import BYTES_A_TOKEN
-from gateway.features.gemini.requests import camel_case
+from gateway.features.gemini.requests import camel_case, in_lists
 
 # Of a picture up to 384 pixels wide and high, and of a page. https://ai.google.dev/gemini-api/docs/tokens
 ATTACHMENT_TOKENS = 258
@@ -17,7 +17,7 @@ def estimate_tokens(body: Mapping[str, Any]) -> int | None:
     """Estimate the input tokens of a count request, at least 1; None if it is none."""
     plain = camel_case(dict(body))
     whole = plain.get("generateContentRequest")
-    request = whole if isinstance(whole, dict) else plain
+    request = in_lists(whole if isinstance(whole, dict) else plain)
     if not isinstance(request.get("contents"), list):
         return None
     size, attachments = 0, 0
