@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.dialects.anthropic.answers import message_of
+from gateway.dialects.anthropic.errors import kind_for_status
+from gateway.dialects.json_body import dump_json, load_json
 from gateway.errors import MalformedResponse
 from gateway.features.bedrock.frames import EXCEPTION
 
@@ -18,6 +20,8 @@ STATUS_BY_KIND = {
     "serviceUnavailableException": 503, "modelNotReadyException": 503,
 }  # fmt: skip
 UNKNOWN_STATUS = 502
+STARTS = frozenset({"messageStart", "contentBlockStart", "contentBlockDelta", "messageStop"})
+"""Events before which a message has begun. Some servers leave out the first one."""
 KEPT = ("trace", "additionalModelResponseFields", "performanceConfig", "serviceTier")
 """Fields of an answer that no other protocol has. They stay, under their names."""
 
@@ -27,7 +31,8 @@ Original = Callable[[str], str]
 
 def message(body: Mapping[str, Any], answer_id: str, model: str, original: Original) -> dict[str, Any]:
     """Return the message of a whole answer. A malformed one raises `KeyError` and the like, or `MalformedResponse`."""
-    blocks = [each for block in body["output"]["message"]["content"] if (each := _block(block, original)) is not None]
+    content = body["output"]["message"].get("content") or ()
+    blocks = [each for block in content if (each := _block(block, original)) is not None]
     kept = {key: body[key] for key in KEPT if body.get(key) is not None}
     ended = {"stop_reason": _stop(body["stopReason"]), "usage": _usage(body.get("usage") or {})}
     return message_of(answer_id, model, **kept, content=blocks, **ended)
@@ -36,12 +41,13 @@ def message(body: Mapping[str, Any], answer_id: str, model: str, original: Origi
 def _block(block: Mapping[str, Any], original: Original) -> dict[str, Any] | None:
     """Return a content block, or None for one of a tool that Bedrock has run."""
     if "text" in block:
-        return {"type": "text", "text": block["text"]}
+        return {"type": "text", "text": block["text"] or ""}
     if "toolUse" in block:
         call = block["toolUse"]
         if call.get("type") == "server_tool_use":
             return None
-        return {"type": "tool_use", "id": call["toolUseId"], "name": original(call["name"]), "input": call["input"]}
+        identity = {"id": call["toolUseId"], "name": original(call["name"])}
+        return {"type": "tool_use", **identity, "input": _input(call.get("input"))}
     if "reasoningContent" in block:
         reasoning = block["reasoningContent"]
         if "reasoningText" not in reasoning:
@@ -54,6 +60,17 @@ def _block(block: Mapping[str, Any], original: Original) -> dict[str, Any] | Non
     if "toolResult" in block:
         return None
     raise _foreign(block)
+
+
+def _input(given: Any) -> Any:
+    """Return the arguments of a call. Some models leave them out, or write them as a text, as streams do."""
+    if isinstance(given, str):
+        try:
+            read = load_json(given)
+        except ValueError:
+            return given
+        return read if isinstance(read, dict) else given
+    return {} if given is None else given
 
 
 def _foreign(block: Mapping[str, Any]) -> MalformedResponse:
@@ -83,19 +100,21 @@ class MessageEvents:
         self._original = original
         self._open: dict[int, tuple[int, str]] = {}  # by Bedrock's index: ours, and the type of the block
         self._count = 0  # of blocks
+        self._has_begun = False
         self._dropped: set[int] = set()  # indexes of tools that Bedrock runs
         self._ended: dict[str, Any] = {}
 
     def of(self, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        kind = event["type"]
-        if kind == "messageStart":
+        kind, index = event["type"], event.get("contentBlockIndex") or 0  # some servers leave out a zero
+        if kind in STARTS and not self._has_begun:
+            self._has_begun = True
             yield {"type": "message_start", "message": self._head}
-        elif kind == "contentBlockStart":
-            yield from self._start(event["contentBlockIndex"], event["start"])
+        if kind == "contentBlockStart":
+            yield from self._start(index, event["start"])
         elif kind == "contentBlockDelta":
-            yield from self._delta(event["contentBlockIndex"], event["delta"])
+            yield from self._delta(index, event["delta"])
         elif kind == "contentBlockStop":
-            yield from self._stop_block(event["contentBlockIndex"])
+            yield from self._stop_block(index)
         elif kind == "messageStop":
             for index in list(self._open):
                 yield from self._stop_block(index)
@@ -106,7 +125,8 @@ class MessageEvents:
             yield {"type": "message_delta", "delta": self._ended, "usage": _usage(event.get("usage") or {})}
             yield {"type": "message_stop"}
         elif kind == EXCEPTION:
-            yield {"type": "error", "error": {"type": event["kind"], "message": event["message"]}}
+            error = {"type": kind_for_status(status_of(event["kind"])), "message": event["message"]}
+            yield {"type": "error", "error": error}
 
     def _start(self, index: int, start: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         call = start.get("toolUse")
@@ -134,9 +154,12 @@ class MessageEvents:
         if "text" in delta:
             yield from self._piece(index, {"type": "text", "text": ""}, "text_delta", "text", delta["text"])
         elif "toolUse" in delta:
-            ours, _ = self._open[index]
-            piece = {"type": "input_json_delta", "partial_json": delta["toolUse"]["input"]}
-            yield {"type": "content_block_delta", "index": ours, "delta": piece}
+            if index not in self._open:
+                raise MalformedResponse("the response has arguments of a call that has not begun")
+            given = delta["toolUse"].get("input") or ""
+            piece = given if isinstance(given, str) else dump_json(given).decode()
+            delta = {"type": "input_json_delta", "partial_json": piece}
+            yield {"type": "content_block_delta", "index": self._open[index][0], "delta": delta}
         elif "reasoningContent" in delta:
             yield from self._reasoning(index, delta["reasoningContent"])
         else:
@@ -152,11 +175,13 @@ class MessageEvents:
         else:
             yield from self._piece(index, empty, "thinking_delta", "thinking", delta["text"])
 
-    def _piece(self, index: int, empty: dict[str, Any], kind: str, field: str, text: str) -> Iterator[dict[str, Any]]:
+    def _piece(
+        self, index: int, empty: dict[str, Any], kind: str, field: str, text: str | None
+    ) -> Iterator[dict[str, Any]]:
         """Yield a piece of a block, which begins with it if none of its type is open there."""
         if self._open.get(index, (0, ""))[1] != empty["type"]:
             yield from self._begin(index, empty)
-        yield {"type": "content_block_delta", "index": self._open[index][0], "delta": {"type": kind, field: text}}
+        yield {"type": "content_block_delta", "index": self._open[index][0], "delta": {"type": kind, field: text or ""}}
 
 
 def status_of(kind: str) -> int:
