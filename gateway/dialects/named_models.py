@@ -22,6 +22,7 @@ FIELD = "model"
 MAX_NAME = 512  # bytes of a model's name in a form
 MAX_FIELDS = 10_000  # of a form; a request for a batch of pictures has some twenty
 _IN_QUERY = (FIELD, "deployment")  # the second one is of Azure's realtime API
+_MAY_NAME = re.compile("|".join(("%", *_IN_QUERY)))  # an escape may hide a name
 # Paths that name a model: Azure's deployments, Google's models, OpenAI's former engines, Bedrock's models. Azure's
 # servers do not tell small letters from capitals there.
 _IN_PATH = re.compile(
@@ -103,7 +104,7 @@ def models_named(method: str, path: str, query: str, in_body: str | None) -> tup
     The body decides before the query, and a path that names a model before both. `path` is in its normal form.
     """
     match = _IN_PATH.search(path) if method == "POST" else None
-    may_name = "%" in query or any(name in query for name in _IN_QUERY)  # an escape may hide a name
+    may_name = _MAY_NAME.search(query)
     if match is None and not may_name:
         return (in_body,) if in_body else ()
     in_path = "" if match is None else unquote(match[1] or match[2])
