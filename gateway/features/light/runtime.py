@@ -62,6 +62,7 @@ class Rollouts(Runtime):
         self._store = store
         self._metrics = metrics
         self._routes: Mapping[str, Route] = {}
+        self._leading: dict[str, str] = {}  # light backend -> the first route that rolls its versions out
         self._rollouts: dict[str, Rollout] = {}
         self._webhooks = Background()
         self._changing = asyncio.Lock()  # a check with an older state must not unload what a command has just loaded
@@ -76,11 +77,17 @@ class Rollouts(Runtime):
 
     def in_force(self, policy: Policy) -> None:
         routes = {route.name: route for route in policy.routes if route.of(RolloutRule) is not None}
-        for name, route in self._routes.items():
-            if name not in routes:  # the server chooses again
-                for served in self.versions_of(route):
-                    served.follow(None, lambda _, __: None)
-        self._routes = routes
+        followed = [served for route in self._routes.values() for served in self.versions_of(route)]
+        gone = self._routes.keys() - routes.keys()
+        self._routes, self._leading = routes, {}
+        for name, route in routes.items():
+            self._leading.setdefault(_light_backend(route), name)
+        led = [served for route in routes.values() for served in self.versions_of(route)]
+        for served in followed:
+            if served not in led:  # its route is gone, or has another light model: the server chooses again
+                served.follow(None, lambda _, __: None)
+        for name in gone:
+            self._metrics.show(name, {})
         for route in routes.values():
             self._follow(route)
 
@@ -91,8 +98,12 @@ class Rollouts(Runtime):
         return self._rollouts.get(route, Rollout())
 
     def versions_of(self, route: Route) -> list[ModelVersions]:
-        """Return the versions of the light model at each address of its backend."""
-        pool = self._core.pools[untuned(route.target.tiers[0].backend)]
+        """Return the versions of the light model at each address of its backend. There are none for a route whose
+        light model an earlier route rolls out: a backend has one rollout."""
+        backend = _light_backend(route)
+        if self._leading.get(backend) != route.name:
+            return []
+        pool = self._core.pools[backend]
         return [endpoint.upstream.versions for endpoint in pool.endpoints if endpoint.upstream.versions is not None]
 
     def route(self, name: str) -> Route:
@@ -101,10 +112,16 @@ class Rollouts(Runtime):
         if route is None:
             names = ", ".join(self._routes) or "none"
             raise BadRequest(f"route: {name!r} has no rollout in the policy, expected one of: {names}")
+        backend = _light_backend(route)
+        if (leading := self._leading[backend]) != name:
+            raise BadRequest(
+                f"route: the light model of {name!r} is backend {backend}, whose versions route {leading!r} rolls out: "
+                f"expected {leading!r}"
+            )
         if not self.versions_of(route):
             raise BadRequest(
-                f"route: the light model of {name!r} is backend {route.target.tiers[0].backend}, which has no "
-                "versions: expected one with adapter: triton"
+                f"route: the light model of {name!r} is backend {backend}, which has no versions: expected one with "
+                "adapter: triton"
             )
         return route
 
@@ -119,7 +136,7 @@ class Rollouts(Runtime):
     async def check(self) -> None:
         """Read the state once, and act on it. Without the store everything stays as it is."""
         await self.comparisons.flush()
-        for route in list(self._routes.values()):
+        for route in [route for route in self._routes.values() if self.versions_of(route)]:
             try:
                 async with self._changing:
                     await self._check(route)
@@ -154,14 +171,14 @@ class Rollouts(Runtime):
 
     def _follow(self, route: Route) -> None:
         rollout, steps = self.rollout_of(route.name), rule_of(route).steps
-        split = rollout.split(steps)
-        for served in self.versions_of(route):
+        split, versions = rollout.split(steps), self.versions_of(route)
+        for served in versions:
             served.follow(split, partial(self.comparisons.on_call, route.name))
         shares = {} if rollout.stable is None else {rollout.stable: 1.0}
         if rollout.candidate is not None:
             share = rollout.share(steps)
             shares = dict.fromkeys(shares, 1.0 - share) | {rollout.candidate: share}
-        self._metrics.show(route.name, shares)
+        self._metrics.show(route.name, shares if versions else {})
 
     async def _require(self, route: Route, rollout: Rollout) -> None:
         if rollout.versions:
@@ -292,6 +309,10 @@ class Rollouts(Runtime):
         self.route(name)
         await self.comparisons.flush()
         return await self._store.rows(name)
+
+
+def _light_backend(route: Route) -> str:
+    return untuned(route.target.tiers[0].backend)
 
 
 async def _send(url: str, payload: Mapping[str, object], count: Any) -> None:
