@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import onnxruntime
 import sklearn
 import torch
 import transformers
-from onnxruntime.quantization import QuantType, quantize_dynamic
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -26,11 +24,11 @@ from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_m
 from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.cache.features import FloatArray
 from gateway.features.embedding_model import dequantize
-from training.cross_network import Network, batch
+from gateway.features.tuning.trainer import graph
+from training.cross_network import Network
 from training.encoder import Encoder
 from training.pair import Pair
 
-OPSET = 17
 WRITTEN = ("wording", "near-miss")  # what writers meant; the rest was altered by a program
 # Pairs that a served model is recognised by.
 RECOGNISED = (
@@ -56,21 +54,6 @@ CREDITS = {
 }
 
 
-def graph(network: Network, table: WordTable, target: Path) -> None:
-    """Return the int8 graph, with the operators' own scales, which are taken over each pass."""
-    sample = batch([([2054, 2003], [2054, 2003, 2023], 1.0), ([2054], [2129], 0.0)], table)
-    axes = {0: "batch", 1: "length"}
-    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracer warnings about shapes; `agreement` checks the result instead
-        exact = Path(scratch) / "fp32.onnx"
-        torch.onnx.export(
-            network.eval().float(), tuple(sample.values()), str(exact), dynamo=False, opset_version=OPSET,
-            input_names=list(sample), output_names=["logit"],
-            dynamic_axes={**dict.fromkeys(sample, axes), "logit": {0: "batch"}},
-        )  # fmt: skip
-        quantize_dynamic(exact, target, per_channel=True, weight_type=QuantType.QInt8)
-
-
 def write(
     network: Network,
     table: WordTable,
@@ -81,7 +64,7 @@ def write(
 ) -> None:
     """Write `cross_encoder.onnx` and `cross_encoder.json` in `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    graph(network, table, out / GRAPH_FILE)
+    graph.write({name: each.float().numpy() for name, each in network.state_dict().items()}, out / GRAPH_FILE)
     content = (out / GRAPH_FILE).read_bytes()
     about: dict[str, Any] = {
         "version": 1, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content),
@@ -97,12 +80,12 @@ def write(
     print(json.dumps({"platt": about["platt"], **about["held_out"]}), flush=True)  # noqa: T201
 
 
-def _recognised_logits(graph: Path, model: Path) -> list[tuple[str, str, float]]:
+def _recognised_logits(path: Path, model: Path) -> list[tuple[str, str, float]]:
     """Return the logits of `RECOGNISED` by the float32 graph, as a server runs it."""
     reader, found = PairTokenizer(model / TOKENIZER_FILE), []
     with tempfile.TemporaryDirectory() as scratch:
         exact = Path(scratch) / "float32.onnx"
-        dequantize.write(graph, exact, model / MODEL_FILE)
+        dequantize.write(path, exact, model / MODEL_FILE)
         session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
     for asked, stored in RECOGNISED:
         pair = join_pair(reader.ids(asked), reader.ids(stored))
