@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -19,7 +21,9 @@ from quality.streams import Stream
 
 BLOCK = 1000  # rows of the matrix of similarities at a time
 LOWEST_SIMILARITY = 0.5  # below it no verifier reads a neighbour
-Row = tuple[float, float, str | None, str | None, float | None, float, float]
+Row = tuple[Any, ...]
+"""The fields of an opinion, as msgpack has them."""
+FIELDS = tuple(each.name for each in fields(Opinion) if each.name != "unread")  # `unread` is the last one
 GATEWAY = Path(__file__).parents[1] / "gateway"
 
 
@@ -106,14 +110,16 @@ def _key(question: str, candidate: StoredCandidate) -> bytes:
 
 
 def _row(opinion: Opinion) -> Row:
-    told = (opinion.trees_doubt, opinion.words_shared)
-    return (opinion.score, opinion.probability, opinion.veto, opinion.doubt, opinion.ceiling, *told)
+    """Return the fields in their order. `unread` is a row, too."""
+    unread = None if opinion.unread is None else _row(opinion.unread)
+    return (*(getattr(opinion, name) for name in FIELDS), unread)
 
 
 def _opinion(row: Row) -> Opinion:
-    score, probability, veto, doubt, ceiling, trees_doubt, words_shared = row
-    found = [Refusal(each) if each else None for each in (veto, doubt)]
-    return Opinion(score, probability, found[0], found[1], ceiling, trees_doubt, words_shared)
+    found = Opinion(*row[:-1])
+    found.veto, found.doubt = (Refusal(each) if each else None for each in (found.veto, found.doubt))
+    found.unread = None if row[-1] is None else _opinion(row[-1])
+    return found
 
 
 class World:

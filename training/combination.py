@@ -47,6 +47,9 @@ FEW_AT_ONE, FEW_RISE = -0.9, 0.5  # log-odds of the fit at one entry, and the ri
 FEW_STEEPNESS, COLD = 1.7, 0.92
 # Signs of the weights: of similarity and doubt, and of those of `SecondCombination` behind the bias.
 SIGNS = {"first": [1, -1], "second": [1, -1, 1, 1, -1, 1, -1, -1, 1]}
+BIN = 0.05  # of similarity
+# The quantiles of the logits that `LogitRange` has. A pair that the highest one would not get served is refused unread.
+MOST_LOGITS, LEAST_LOGITS = 0.97, 0.001
 Labelled = tuple[str, str, bool]
 """A new question, a stored one, and whether they ask the same."""
 
@@ -104,6 +107,21 @@ def few_entries(fitted: Sequence[float]) -> list[float]:
     return [round(number, 4) for number in numbers]
 
 
+def logit_range(similarity: FloatArray, logit: FloatArray) -> dict[str, Any]:
+    """Return the lines of `LogitRange` over bins of the similarity, (n,), and of the cross-encoder's logits, (n,)."""
+    read = similarity >= FLOOR
+    bins = np.minimum(((similarity[read] - FLOOR) / BIN).astype(int), round((1.0 - FLOOR) / BIN) - 1)
+    found = {at: logit[read][bins == at] for at in np.unique(bins)}
+    centres = np.array([(at + 0.5) * BIN / (1.0 - FLOOR) for at in found])  # 0 at the floor, 1 at a similarity of 1
+
+    def line(quantile: float) -> list[float]:
+        slope, start = np.polyfit(centres, [np.quantile(each, quantile) for each in found.values()], 1)
+        return [round(float(start), 2), round(float(start + slope), 2)]
+
+    lowest = round(float(np.quantile(logit[read], LEAST_LOGITS)), 2)
+    return {"highest": line(MOST_LOGITS), "typical": line(0.5), "lowest": lowest}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--eval", type=Path, required=True)
@@ -124,8 +142,9 @@ def main() -> None:
     read_pairs = (hard > 0) & (rows[:, 0] >= FLOOR)
     few = few_entries(fit(both[read_pairs], same[read_pairs], hard[read_pairs], SIGNS["second"]))
     about["combination"] = {"first": first, "second": second, "few": few}
+    about["logits"] = logit_range(rows[:, 0], rows[:, 2])
     (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")
-    print(about["combination"])
+    print(about["combination"], about["logits"])
     scores = {"similarity": rows[:, 0], "first": rows[:, :2] @ first[1:], "logit": rows[:, 2]}
     scores |= {"second": both @ second[1:], "few": both @ few[1:-1]}
     start = 0

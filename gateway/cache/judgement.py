@@ -129,19 +129,22 @@ def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
     return verifier.floor if plain is None else plain
 
 
-def _unread(scores: CandidateScores) -> tuple[int, ...]:
-    """Return the candidates that reach the threshold or could by a second opinion, the best first. Verbatim ones need
-    none."""
+def _open_candidates(scores: CandidateScores) -> tuple[int, ...]:
+    """Return the candidates whose second opinion could change the decision, the best first. Verbatim ones need none."""
     if scores.chosen.verbatim:
         return ()
-    readable = [
-        at
-        for at, judged in enumerate(scores.judged)
-        if judged.opinion.veto is None
-        and judged.opinion.ceiling is not None
-        and max(judged.opinion.score, judged.opinion.ceiling) + scores.shift >= scores.threshold
-    ]
+    readable = [at for at, judged in enumerate(scores.judged) if _may_turn(judged.opinion, scores)]
     return tuple(sorted(readable, key=lambda at: (-scores.judged[at].score, at))[:MAX_SECOND_OPINIONS])
+
+
+def _may_turn(opinion: Opinion, scores: CandidateScores) -> bool:
+    """Return whether the second opinion may be on the other side of the threshold than the one that stands without
+    it."""
+    if opinion.veto is not None or opinion.ceiling is None:
+        return False
+    if opinion.unread is None:
+        return max(opinion.score, opinion.ceiling) + scores.shift >= scores.threshold
+    return opinion.ceiling + scores.shift >= scores.threshold > opinion.least + scores.shift
 
 
 def _parts(scores: CandidateScores) -> VaryingParts | None:
@@ -201,11 +204,26 @@ class CandidateScorer:
         if len(neighbours) > 1:
             scores.best_index = best_index(scores.judged)
         if not self._is_similarity_only:
-            scores.unread = _unread(scores)
+            self._decide_unread(scores)
             scores.parts = None if scores.unread else _parts(scores)
             if self._load is not None and self.needs_second_opinion(scores):
                 self._leave_out_pairs(scores, self._load)
         return scores
+
+    def _decide_unread(self, scores: CandidateScores) -> None:
+        """Decide the candidates that the second opinion cannot turn. If one of them may be served, no other is read."""
+        scores.unread = _open_candidates(scores)
+        served = list[int]()
+        for at, ((entry, similarity), judged) in enumerate(zip(scores.neighbours, scores.judged, strict=True)):
+            unread = judged.opinion.unread
+            if unread is not None and not _may_turn(judged.opinion, scores):
+                scores.judged[at] = self._evaluate(scores, entry, similarity, unread)
+                if scores.judged[at].reason is None:
+                    served.append(at)
+        if served:
+            scores.best_index, scores.unread = max(served, key=lambda at: (scores.judged[at].score, -at)), ()
+        elif not scores.unread:
+            scores.best_index = best_index(scores.judged)
 
     def _leave_out_pairs(self, scores: CandidateScores, load: EncoderLoad) -> None:
         """Drop the second opinions for which the load leaves no room. Refuse the candidates if it leaves none at all:

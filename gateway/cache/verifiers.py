@@ -100,6 +100,11 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
 # same question. So are questions that share a third of their words: one decisive word often differs, such as the unit
 # in "120 mg/dl" and "120 mmol/dl". The sum falls as entries are added, and with more than `FEW_ENTRIES` it is left out.
 #
+# The cross-encoder reads a pair only if its logit could change the decision. Its logits rise with the similarity, and
+# few leave the range of `LogitRange`. A pair that the highest logit would not get served, or that the lowest one would,
+# is decided unread, at the score of the typical logit. The route learns from that score, too. Otherwise fewer labels
+# are left to learn from: at .5 %, 9.7 % of the development stream were served, and 11.9 with them.
+#
 # The similarity is not an input of the trees: fitted together on generated pairs, the result lost on real ones (AUC
 # 0.826 against 0.867 for similarity alone). `training.combination` fits the ten others. Each route learns its own
 # threshold.
@@ -178,6 +183,26 @@ class FewEntriesCombination:
         return self.weights.log_odds(similarity, doubt, logit, words_shared) - self.crowding * math.log(entries)
 
 
+@dataclass(frozen=True, slots=True)
+class LogitRange:
+    """The logits of the cross-encoder by similarity: straight lines, as their values at `FLOOR` and at 1."""
+
+    highest: tuple[float, float]
+    typical: tuple[float, float]
+    lowest: float
+
+    def highest_at(self, similarity: float) -> float:
+        return _on_line(self.highest, similarity)
+
+    def typical_at(self, similarity: float) -> float:
+        return _on_line(self.typical, similarity)
+
+
+def _on_line(ends: tuple[float, float], similarity: float) -> float:
+    start, end = ends
+    return start + (end - start) * max(0.0, similarity - FLOOR) / (1.0 - FLOOR)
+
+
 Combination = TypeVar("Combination", FirstCombination, SecondCombination)
 
 
@@ -195,6 +220,7 @@ class VerifierWeights:
     words: Forest
     calibration: Calibration
     few: FewEntriesCombination | None = None  # None: tuned weights, whose labels come from caches of all sizes
+    logits: LogitRange | None = None  # None: tuned weights, whose logits were not measured, so that all pairs are read
 
     @property
     def version(self) -> str:
@@ -235,7 +261,15 @@ def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
         words=from_arrays(tables, "words", len(NAMES)),
         calibration=calibration_of(metadata, "learned"),
         few=_few(metadata["combination"].get("few")),
+        logits=_logits(metadata.get("logits")),
     )
+
+
+def _logits(lines: Mapping[str, Any] | None) -> LogitRange | None:
+    if lines is None:
+        return None
+    highest, typical = ((float(start), float(end)) for start, end in (lines["highest"], lines["typical"]))
+    return LogitRange(highest, typical, float(lines["lowest"]))
 
 
 def _few(numbers: Sequence[Any] | None) -> FewEntriesCombination | None:
@@ -396,9 +430,25 @@ class TwoStageVerifier:
         return [
             opinion
             if opinion.score >= 1.0 or _is_foreign(question, candidate)
-            else replace(opinion, ceiling=self._combined(candidate, opinion, MAX_LOGIT).score)
+            else self._with_outlook(candidate, opinion)
             for candidate, opinion in zip(candidates, self._first.opinions(question, candidates), strict=True)
         ]
+
+    def _with_outlook(self, candidate: StoredCandidate, first: Opinion) -> Opinion:
+        """Add the scores that the second opinion can have. Among few entries, whose threshold is low, each pair is
+        read."""
+        logits = self._first.weights.logits
+        if logits is None or 0 < candidate.entries <= FEW_ENTRIES or first.veto is not None:
+            return replace(first, ceiling=self._combined(candidate, first, MAX_LOGIT).score)
+        highest, lowest, typical = (
+            self._combined(candidate, first, logit)
+            for logit in (
+                logits.highest_at(candidate.similarity),
+                logits.lowest,
+                logits.typical_at(candidate.similarity),
+            )
+        )
+        return replace(first, ceiling=highest.score, least=lowest.score, unread=typical)
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         if len(self._pairs) >= MAX_WAITING:

@@ -166,6 +166,33 @@ async def test_what_no_second_opinion_could_get_served_is_not_read_and_is_not_fi
     assert (scores.chosen.reason, scores.chosen.final) == (Refusal.SIMILARITY, False)
 
 
+def bounded_at(least: float, unread: float, most: float) -> Opinion:
+    """A first opinion, with what the second one can say of it, relative to the threshold."""
+    unread_opinion = final_at(unread)
+    return Opinion(LEAST, 0.5, ceiling=LEAST + most, least=LEAST + least, unread=unread_opinion)
+
+
+async def test_a_candidate_that_no_logit_could_get_served_is_refused_unread_and_teaches_by_its_typical_score() -> None:
+    scores, read = await scores_of({"a": bounded_at(-0.5, -0.2, -0.01)}, {"a": final_at(0.2)})
+    assert read == []
+    assert (scores.chosen.reason, scores.chosen.final) == (Refusal.SIMILARITY, True)
+    assert scores.chosen.score == pytest.approx(LEAST - 0.2)
+
+
+async def test_a_candidate_that_every_logit_gets_served_is_served_unread_before_others_are_read() -> None:
+    first = {"a": bounded_at(-0.2, 0.1, 0.4), "b": bounded_at(0.0, 0.1, 0.2), "c": bounded_at(0.01, 0.15, 0.2)}
+    scores, read = await scores_of(first, {"a": final_at(0.3)})
+    assert read == []
+    assert (scores.chosen.entry.question, scores.chosen.reason) == ("c", None)
+
+
+async def test_only_the_candidate_that_its_logit_could_turn_is_read() -> None:
+    first = {"a": bounded_at(-0.5, -0.2, -0.01), "b": bounded_at(-0.2, 0.1, 0.4)}
+    scores, read = await scores_of(first, {"b": final_at(0.2)})
+    assert read == ["b"]
+    assert (scores.chosen.entry.question, scores.chosen.reason) == ("b", None)
+
+
 async def test_nothing_is_served_on_a_first_opinion_that_could_be_corrected() -> None:
     """Even where the weights of the second stage promise no more than the first one says."""
     scores, read = await scores_of({"a": open_at(0.2, -0.1)}, {"a": final_at(-0.3)})

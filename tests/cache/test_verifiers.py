@@ -204,18 +204,52 @@ async def test_the_second_opinion_weighs_the_first_one_the_similarity_and_the_lo
         verifier.close()
 
 
-@given(
-    st.floats(allow_nan=False), st.floats(0, 1), st.sampled_from(["Who won in 2021?", "Who won?", "Who lost in 2022?"])
-)
-@settings(deadline=None, max_examples=40)
-def test_no_second_opinion_is_above_the_ceiling(logit: float, similarity: float, stored: str) -> None:
-    verifier, candidate = TwoStageVerifier(WEIGHED, Scripted(logit)), StoredCandidate(stored, similarity)
+STORED = st.sampled_from(["Who won in 2021?", "Who won?", "Who lost in 2022?"])
+
+
+def both_opinions(logit: float, candidate: StoredCandidate) -> tuple[Opinion, Opinion]:
+    verifier = TwoStageVerifier(WEIGHED, Scripted(logit))
     (first,) = verifier.opinions("Who won in 2022?", [candidate])
     second = asyncio.run(verifier.second_opinion("Who won in 2022?", candidate, first))
     verifier.close()
     assert second is not None
+    return first, second
+
+
+@given(st.floats(allow_nan=False), st.floats(0, 1), STORED)
+@settings(deadline=None, max_examples=40)
+def test_among_few_entries_no_second_opinion_is_above_the_ceiling(logit: float, similarity: float, stored: str) -> None:
+    first, second = both_opinions(logit, StoredCandidate(stored, similarity, entries=FEW_ENTRIES))
     assert first.ceiling is not None
+    assert first.unread is None
     assert second.score <= first.ceiling + 1e-12
+
+
+@given(st.floats(-10, 10), st.floats(0, 1), STORED)
+@settings(deadline=None, max_examples=40)
+def test_a_logit_within_its_range_gives_a_score_between_the_least_and_the_ceiling(
+    share: float, similarity: float, stored: str
+) -> None:
+    logits = WEIGHED.weights.logits
+    assert logits is not None
+    logit = min(logits.highest_at(similarity), max(logits.lowest, share))
+    first, second = both_opinions(logit, StoredCandidate(stored, similarity))
+    if first.veto is not None:
+        assert first.unread is None
+        return
+    assert first.ceiling is not None
+    assert first.unread is not None
+    assert first.least - 1e-12 <= second.score <= first.ceiling + 1e-12
+    assert first.least - 1e-12 <= first.unread.score <= first.ceiling + 1e-12
+    assert first.unread.ceiling is None, "it is final"
+
+
+def test_weights_without_a_range_of_logits_have_every_pair_read() -> None:
+    """Those that a route tuned have another cross-encoder."""
+    verifier = TwoStageVerifier(LearnedVerifier(replace(WEIGHED.weights, logits=None)), Scripted())
+    (first,) = verifier.opinions("Who won in 2022?", [StoredCandidate("Who won?", 0.8)])
+    assert (first.unread, first.least) == (None, -np.inf)
+    verifier.close()
 
 
 async def test_the_second_opinion_keeps_the_veto_and_the_doubt_of_the_first() -> None:
