@@ -40,7 +40,9 @@ PLAIN = frozenset({"text", "thought"})  # the keys of a part of text that contin
 LISTS = ("citationMetadata", "logprobsResult")  # fields of a candidate whose lists come in pieces
 # The end of a stream, for the translation of its chunks. Backends do not send it, and clients do not see it.
 END = Event(b"{ }")
+DONE = b"[DONE]"  # the end of a stream of servers that serve OpenAI's protocol, too
 MAX_CANDIDATES = 64  # of a stream that are told apart; the API allows 8
+_TEXTS = tuple(map(str, range(MAX_CANDIDATES)))
 
 
 def candidates_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ class OpenCandidates:
         except (ValueError, AttributeError):
             return
         for candidate in candidates:
-            index = _index(candidate)
+            index = index_of(candidate)
             if index in self._states or len(self._states) < MAX_CANDIDATES:
                 ended = candidate.get("finishReason") not in UNFINISHED
                 self._states[index] = self._states.get(index, False) or ended
@@ -85,9 +87,11 @@ class OpenCandidates:
         return not all(self._states.values())
 
 
-def _index(candidate: Mapping[str, Any]) -> int:
-    """Return the index of a candidate. JSON leaves out the zero of protocol buffers."""
+def index_of(candidate: Mapping[str, Any]) -> int:
+    """Return the index of a candidate. JSON leaves out the zero of protocol buffers. Some servers write a text."""
     index = candidate.get("index")
+    if isinstance(index, str) and index in _TEXTS:
+        return _TEXTS.index(index)
     return index if type(index) is int else 0
 
 
@@ -100,9 +104,11 @@ def assemble_body(payload: Iterable[bytes]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     candidates: dict[int, dict[str, Any]] = {}
     for data in payload:
+        if data == DONE:
+            continue
         chunk = load_json(data)
         for candidate in candidates_of(chunk):
-            _add(candidates.setdefault(_index(candidate), {}), candidate)
+            _add(candidates.setdefault(index_of(candidate), {}), candidate)
         for key, value in chunk.items():
             if key == "usageMetadata" and isinstance(value, dict):
                 body[key] = {**as_dict(body.get(key)), **value}

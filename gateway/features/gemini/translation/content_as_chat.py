@@ -17,7 +17,8 @@ from gateway.dialects.translation.reading import bad_request_if_unreadable, erro
 from gateway.dialects.translation.stops import ChatStops
 from gateway.dialects.usage import usage_in
 from gateway.errors import BadRequest, MalformedResponse
-from gateway.features.gemini.answers import END, REFUSALS, UNFINISHED, candidates_of, parts_of
+from gateway.features.gemini import answers
+from gateway.features.gemini.answers import END, REFUSALS, UNFINISHED, candidates_of, index_of, parts_of
 from gateway.features.gemini.translation.chat_to_content import (
     LIMITS,
     MADE,
@@ -94,7 +95,7 @@ class ChatOfContent:
 
     def events(self, event: Event) -> Sequence[Event]:
         with reading():
-            if self._chunks.has_ended:
+            if self._chunks.has_ended or event.data == answers.DONE:
                 return []
             if event.data == END.data:
                 held = self._stops.rest()
@@ -133,7 +134,7 @@ class _Chunks:
         if as_dict(body.get("promptFeedback")).get("blockReason"):
             self._refusal = _blocked(body)
         for candidate in candidates_of(body):
-            index = candidate.get("index") or 0
+            index = index_of(candidate)
             if index not in self._finishes:
                 self._finishes[index] = None
                 yield self.chunk(index, {"role": "assistant", "content": ""})
@@ -174,7 +175,7 @@ def _encoded(chunk: Mapping[str, Any]) -> Event:
 
 
 def _choice(candidate: Mapping[str, Any], made_id: str, original: Callable[[str], str]) -> dict[str, Any]:
-    index, texts, calls = candidate.get("index") or 0, {"content": "", "reasoning_content": ""}, list[Any]()
+    index, texts, calls = index_of(candidate), {"content": "", "reasoning_content": ""}, list[Any]()
     for part in parts_of(candidate):
         kind, text = _text_of(part)
         texts[kind] += text
@@ -197,15 +198,18 @@ def _text_of(part: Mapping[str, Any]) -> tuple[str, str]:
     text nor a call."""
     if isinstance(part.get("text"), str):
         return ("reasoning_content" if part.get("thought") else "content"), part["text"]
-    if "functionCall" not in part and part.keys() - {"thoughtSignature", "thought"}:
-        kind = str(next(iter(part)))
+    foreign = [key for key, value in part.items() if value is not None and key not in ("thoughtSignature", "thought")]
+    if "functionCall" not in part and foreign:
+        kind = foreign[0]
         raise MalformedResponse(f"the response has a part of the type {kind[:40]!r}, which OpenAI's protocol lacks")
     return "content", ""
 
 
 def _tool_call(part: Mapping[str, Any], made_id: str, original: Callable[[str], str]) -> dict[str, Any]:
     call = part["functionCall"]
-    function = {"name": original(call["name"]), "arguments": dump_json(call.get("args") or {}).decode()}
+    args = call.get("args") or {}
+    arguments = args if isinstance(args, str) else dump_json(args).decode()
+    function = {"name": original(call["name"]), "arguments": arguments}
     made = {"id": call.get("id") or made_id, "type": "function", "function": function}
     signature = part.get("thoughtSignature")
     return {**made, "extra_content": {"google": {"thought_signature": signature}}} if signature else made
