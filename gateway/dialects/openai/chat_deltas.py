@@ -15,7 +15,11 @@ from gateway.dialects.openai.tool_call_deltas import ToolCallDeltas
 REPLACED_FIELDS = frozenset({"role", "id", "type", "format", "name"})
 
 
-TEXTS = ("content", "reasoning_content", "reasoning")
+# Names of the reasoning field: DeepSeek and older vLLM, OpenRouter and newer vLLM.
+THOUGHTS = ("reasoning_content", "reasoning")
+TEXTS = ("content", *THOUGHTS)
+# Names of servers for OpenAI's reasons to finish: TGI, Together, Mistral.
+REASONS = {"eos_token": "stop", "eos": "stop", "model_length": "length"}
 FEWEST_GROWING = 3  # deltas that each begin with the one before; fewer may be chance
 
 
@@ -132,6 +136,17 @@ def _index(element: Any) -> Any:
 
 # Content is a text, or a list of parts. Mistral's servers send lists of parts for the thinking, and then texts.
 # https://docs.mistral.ai/capabilities/reasoning
+def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tool calls of a message or delta. `function_call` is the older field for one call."""
+    calls: Sequence[Mapping[str, Any]] = call_list(message.get("tool_calls")) or ()
+    return [*calls, {"function": legacy}] if (legacy := message.get("function_call")) else calls
+
+
+def thought_of(message: Mapping[str, Any]) -> Any:
+    """Return the reasoning of a message or delta, under whichever name it has; empty without any."""
+    return next((message[key] for key in THOUGHTS if message.get(key)), "")
+
+
 UNSPOKEN = ("reference",)  # parts that only point to a source
 
 

@@ -1,4 +1,4 @@
-"""Parts that translations share: data URLs, marks for prompt caches, and errors in reading. Pure."""
+"""Parts that translations share: data URLs, arguments of tool calls, marks for prompt caches, errors. Pure."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ def parse_data_url(url: str) -> tuple[str, str]:
 def data_url(media_type: str, data: str) -> str:
     """Return a data URL; `data` is base64."""
     return f"data:{media_type};base64,{data}"
+
+
+def call_arguments(text: Any) -> dict[str, Any]:
+    """Return the arguments of a tool call as the object that other protocols require. Raise `BadRequest`."""
+    try:
+        value = load_json(text or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        problem = "the arguments of a tool call are invalid: expected a JSON object, as the backend's protocol requires"
+        raise BadRequest(problem, param="messages")
+    return value
 
 
 def cache_mark(marked: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gateway.dialects.anthropic.translation.messages_to_chat import chat_request
 from gateway.dialects.anthropic.translation.sealed_calls import sealed
 from gateway.dialects.json_body import count_of, dump_json, load_json
 from gateway.dialects.openai.answers import DONE, cached_tokens, reading, usage_of, written_tokens
-from gateway.dialects.openai.chat_deltas import call_list, texts_of
+from gateway.dialects.openai.chat_deltas import REASONS, calls_of, texts_of, thought_of
 from gateway.dialects.openai.dialect import CHAT
 from gateway.dialects.openai.tool_call_deltas import ToolCallDeltas, arguments_text
 from gateway.dialects.sse import encode_event
@@ -37,10 +37,6 @@ STOPS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-# Names of servers for OpenAI's reasons: TGI, Together, Mistral.
-REASONS = {"eos_token": "stop", "eos": "stop", "model_length": "length"}
-# names of the reasoning field: DeepSeek and older vLLM, OpenRouter and newer vLLM
-THOUGHTS = ("reasoning_content", "reasoning")
 UNSIGNED = {"thinking": {"signature": ""}}  # kind of block -> the fields that it needs and OpenAI's protocol lacks
 
 
@@ -178,7 +174,7 @@ class MessageEvents:
         self._waiting += _texts(delta)
         if self._waiting and not (self._open == "tool_use" and not self._deltas.is_complete(self._first_place)):
             yield from self._waiting_texts()
-        for call in _calls(delta):
+        for call in calls_of(delta):
             yield from self._tool_call_events(call)
 
     def _waiting_texts(self) -> Iterator[Event]:
@@ -239,7 +235,7 @@ def _content(
     call."""
     for kind, text in _texts(message):
         yield {"type": kind, kind: text, **UNSIGNED.get(kind, {})}
-    for i, call in enumerate(_calls(message)):
+    for i, call in enumerate(calls_of(message)):
         function = call.get("function") or {}
         arguments = _parsed(arguments_text(function.get("arguments")), is_cut=is_cut)
         if arguments is None or arguments == []:  # as some servers write no arguments
@@ -270,16 +266,10 @@ def _client_name(name: Any, original: Callable[[str], str]) -> Any:
 
 def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the texts of a message or delta, each with the kind of its block. Those of one kind in a row are one."""
-    thought = next((message[key] for key in THOUGHTS if message.get(key)), "")
+    thought = thought_of(message)
     texts = [("thinking", thought), *texts_of(message.get("content") or message.get("refusal"))]
     for kind, group in groupby([each for each in texts if each[1]], key=itemgetter(0)):
         yield kind, "".join(text for _, text in group)
-
-
-def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the tool calls of a message or delta. `function_call` is the older field for one call."""
-    calls: Sequence[Mapping[str, Any]] = call_list(message.get("tool_calls")) or ()
-    return [*calls, {"function": legacy}] if (legacy := message.get("function_call")) else calls
 
 
 def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:

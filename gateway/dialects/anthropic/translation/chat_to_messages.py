@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import orjson
-
 from gateway.dialects.anthropic.requests import DEFAULT_MAX_TOKENS, LIMITS
 from gateway.dialects.anthropic.thinking import EFFORTS, fit_settings, fit_thinking
 from gateway.dialects.anthropic.translation.call_ids import PairedIds
-from gateway.dialects.json_body import limit_of, load_json, sent_model
+from gateway.dialects.json_body import limit_of, sent_model
 from gateway.dialects.translation.limits import Fitting, fitting, object_schema
-from gateway.dialects.translation.reading import cache_mark, messages_last, parse_data_url
+from gateway.dialects.translation.reading import cache_mark, call_arguments, messages_last, parse_data_url
 from gateway.errors import BadRequest
 
 SYSTEM = ("system", "developer")
@@ -189,22 +187,11 @@ def _blocks(message: Mapping[str, Any], fit: Fitting, ids: PairedIds) -> Iterato
                 "type": "tool_use",
                 "id": ids.call(fit.call_id(call["id"])),
                 "name": fit.name(function["name"]),
-                "input": _arguments(function.get("arguments")),
+                "input": call_arguments(function.get("arguments")),
                 **cache_mark(call),
             }
     else:
         raise _untranslatable(f"a message of the role {role[:40]!r}", "messages")
-
-
-def _arguments(text: Any) -> Any:
-    try:
-        value = load_json(text or "{}")
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        problem = "the arguments of a tool call are invalid: expected a JSON object, as the backend's protocol requires"
-        raise BadRequest(problem, param="messages")
-    return value
 
 
 def _texts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from gateway.calls import Call, Outgoing
 from gateway.dialects.anthropic.translation.sealed_calls import reads_extra_content
 from gateway.dialects.json_body import count_of, dump_json, load_json
 from gateway.dialects.openai.answers import DONE, cached_tokens, reading, reasoning_tokens, usage_of
-from gateway.dialects.openai.chat_deltas import call_list, texts_of
+from gateway.dialects.openai.chat_deltas import REASONS, calls_of, texts_of, thought_of
 from gateway.dialects.openai.dialect import CHAT
 from gateway.dialects.openai.tool_call_deltas import ToolCallDeltas, arguments_text
 from gateway.dialects.structured_answers import as_dict
@@ -26,15 +26,11 @@ from gateway.messages import Event
 EMBEDDINGS_PATH = "/v1/embeddings"
 FINISHES = {
     "stop": STOP,
-    "eos_token": STOP,
-    "eos": STOP,
     "tool_calls": STOP,
     "function_call": STOP,
     "length": LENGTH,
-    "model_length": LENGTH,
     "content_filter": "SAFETY",
 }
-THOUGHTS = ("reasoning_content", "reasoning")  # names of the field with reasoning
 
 
 class ContentAnswer:
@@ -119,7 +115,7 @@ class _Parts:
 
     def texts(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the texts of a message or delta."""
-        thought = next((message[key] for key in THOUGHTS if message.get(key)), "")
+        thought = thought_of(message)
         spoken = message.get("content") or message.get("refusal")
         for kind, text in (("thinking", thought), *texts_of(spoken)):
             if text and (kind == "text" or self._thinks):
@@ -218,15 +214,9 @@ class ContentChunks:
         yield encode_chunk({"candidates": candidates, "usageMetadata": _usage(self._usage), **self._head})
 
 
-def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the tool calls of a message or delta. `function_call` is the older field for one call."""
-    calls: Sequence[Mapping[str, Any]] = call_list(message.get("tool_calls")) or ()
-    return [*calls, {"function": legacy}] if (legacy := message.get("function_call")) else calls
-
-
 def finish_of(reason: Any, *, refused: bool) -> str:
     """Return the finish reason of a candidate. Reasons that the protocol does not know are `OTHER`."""
-    return "SAFETY" if refused else FINISHES.get(reason, "OTHER")
+    return "SAFETY" if refused else FINISHES.get(REASONS.get(reason, reason), "OTHER")
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:

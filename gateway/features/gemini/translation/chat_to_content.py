@@ -12,7 +12,7 @@ import orjson
 from gateway.dialects.json_body import limit_of, load_json
 from gateway.dialects.structured_answers import as_dict
 from gateway.dialects.translation.limits import Fitting, Limits
-from gateway.dialects.translation.reading import parse_data_url
+from gateway.dialects.translation.reading import call_arguments, parse_data_url
 from gateway.errors import BadRequest
 
 LIMITS = Limits(tool_name=64, call_id=128, user=128, plain_ids=False, opaque_user=False)
@@ -183,7 +183,7 @@ class _Turns:
         for i, call in enumerate(calls):
             function, signature = call["function"], _signature(call) or (UNSIGNED if i == 0 else "")
             self._calls[call["id"]] = name = self._fit.name(function["name"])
-            made = {**self._id(call["id"]), "name": name, "args": _arguments(function.get("arguments"))}
+            made = {**self._id(call["id"]), "name": name, "args": call_arguments(function.get("arguments"))}
             yield {"functionCall": made, **({"thoughtSignature": signature} if signature else {})}
 
     def _add_result(self, message: Mapping[str, Any]) -> None:
@@ -212,17 +212,6 @@ def _turn(role: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _signature(call: Mapping[str, Any]) -> Any:
     return as_dict(as_dict(call.get("extra_content")).get("google")).get("thought_signature")
-
-
-def _arguments(text: Any) -> Any:
-    try:
-        value = load_json(text or "{}")
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        problem = "the arguments of a tool call are invalid: expected a JSON object, as the backend's protocol requires"
-        raise BadRequest(problem, param="messages")
-    return value
 
 
 def _response(text: str) -> dict[str, Any]:
