@@ -64,7 +64,7 @@ def file_fault(path: Path) -> str:
 
 def key_problems(settings: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the contradictions between the keys in `CREDENTIALS`."""
-    given = _given(settings)
+    given = _present_credentials(settings)
     for key in given[1:]:
         yield Problem(key, f"cannot stand next to '{given[0]}', expected only one of the two")
 
@@ -76,7 +76,7 @@ def header_problems(settings: Mapping[str, Any], key_header: str) -> Iterator[Pr
     """
     headers, listed = settings.get("headers"), settings.get("upstreams")
     addresses = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
-    renewed = [key for each in (settings, *addresses) for key in _given(each) if key != "api_key_env"]
+    renewed = [key for each in (settings, *addresses) for key in _present_credentials(each) if key != "api_key_env"]
     if not renewed or not isinstance(headers, Mapping):
         return
     for name in headers:
@@ -84,5 +84,5 @@ def header_problems(settings: Mapping[str, Any], key_header: str) -> Iterator[Pr
             yield Problem("headers", f"{name.lower()} is the header of '{renewed[0]}', expected only one of the two")
 
 
-def _given(settings: Mapping[str, Any]) -> list[str]:
+def _present_credentials(settings: Mapping[str, Any]) -> list[str]:
     return [key for key in CREDENTIALS if settings.get(key) is not None]

@@ -183,11 +183,11 @@ def fit_models(labels: LabelArrays) -> GainModels:
     normal = (inner.T @ inner).astype(np.float64) + RIDGE * np.eye(rows.shape[1])
     slopes = np.linalg.solve(normal, (inner.T @ rest).astype(np.float64))
     ridge = np.append(slopes, mean - centre @ slopes).astype(np.float32)
-    return _remembered(labels, ridge)
+    return _gain_models(labels, ridge)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedFit:
     """A blend, and how much better it orders prompts than the shipped score does."""
 
     blend: Blend
@@ -195,7 +195,7 @@ class Judged:
     passes: bool
 
 
-def judge_fit(labels: LabelArrays) -> Judged:
+def judge_fit(labels: LabelArrays) -> JudgedFit:
     """Return the blend for these labels, judged by predictions for prompts that the models had not seen.
 
     The gain is the t statistic of the models' prediction, in a regression of the labels on it and the shipped score.
@@ -219,7 +219,7 @@ def judge_fit(labels: LabelArrays) -> Judged:
     if area <= 0:
         gain = min(0.0, gain)
     blend = Blend(share, bare.means, bare.deviations, slope, bias)
-    return Judged(blend, gain, gain >= MARGIN * share**DEMAND_POWER)
+    return JudgedFit(blend, gain, gain >= MARGIN * share**DEMAND_POWER)
 
 
 def _partial_t(gains: Floats, known: Floats, own: Floats, weights: Floats) -> float:
@@ -265,10 +265,10 @@ def fit_from(labels: LabelArrays, ridge: Rows, numbers: Sequence[float]) -> Rout
     if not len(labels) or ridge.shape != (labels.rows.shape[1] + 1,) or not np.isfinite(ridge).all():
         raise ValueError("expected the labels of a fit, and a finite weight for each number of their rows")
     blend = Blend(values[0], _three(values[1:4]), _three(values[4:7]), values[7], values[8])
-    return RouteFit(_remembered(labels, ridge), blend)
+    return RouteFit(_gain_models(labels, ridge), blend)
 
 
-def _remembered(labels: LabelArrays, ridge: Rows) -> GainModels:
+def _gain_models(labels: LabelArrays, ridge: Rows) -> GainModels:
     mean = float(labels.weights @ labels.gains) / max(1e-9, float(labels.weights.sum()))
     moves = (labels.weights * (labels.gains - mean)).astype(np.float32)
     return GainModels(ridge, _places(labels.rows.astype(np.float32)), moves)

@@ -82,7 +82,7 @@ class FrameParser:
         kind = headers.get(":event-type", "")
         if headers.get(":message-type", "event") != "event":
             kind, payload = EXCEPTION, _exception(headers, payload)
-        return Event(_named(kind, payload or b"{}"), kind) if _KIND.fullmatch(kind) else None
+        return Event(_with_type(kind, payload or b"{}"), kind) if _KIND.fullmatch(kind) else None
 
     def _headers(self, data: bytes) -> Mapping[str, str]:
         """Return the headers in these bytes. Those of most events are the same."""
@@ -112,7 +112,7 @@ class FrameParser:
         return int(size)
 
 
-def _named(kind: str, payload: bytes) -> bytes:
+def _with_type(kind: str, payload: bytes) -> bytes:
     """Return the payload, which is a JSON object, with the type of its event. Raise `UpstreamStreamError`."""
     if payload[:1] != b"{":
         raise UpstreamStreamError("the upstream sends an event that is no JSON object")

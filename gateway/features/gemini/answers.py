@@ -127,7 +127,7 @@ def _add(merged: dict[str, Any], candidate: Mapping[str, Any]) -> None:
             _add_part(parts, part)
     for key, value in candidate.items():
         if key in LISTS and isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _joined(merged[key], value)
+            merged[key] = _join(merged[key], value)
         elif key != "content" and value is not None:
             merged[key] = value
 
@@ -149,7 +149,7 @@ def _is_plain(part: Mapping[str, Any]) -> bool:
     return isinstance(part.get("text"), str) and part.keys() <= PLAIN
 
 
-def _joined(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _join(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     joined = dict(before)
     for key, value in more.items():
         earlier = joined.get(key)

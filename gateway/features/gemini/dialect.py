@@ -111,7 +111,7 @@ class Gemini(Conversational):
         return replace(call, dialect=self, stream=True) if call.dialect is ARRAY and form == "sse" else call
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        body = call.body if model is None or not call.embeds else embeddings.renamed(call.body, model)
+        body = call.body if model is None or not call.embeds else embeddings.renamed_body(call.body, model)
         return Outgoing(path_at_backend(path, call, model), dump_json(body))
 
     def renamed_path(self, path: str, rename: Callable[[str], str | None]) -> str:

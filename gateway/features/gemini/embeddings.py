@@ -45,7 +45,7 @@ def inputs_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(texts_of, contents))
 
 
-def renamed(body: Mapping[str, Any], model: str) -> dict[str, Any]:
+def renamed_body(body: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return a body with the backend's name of the model, where it names one: the API wants that of the path there."""
     named = {**body, "model": f"models/{model}"} if "model" in body else dict(body)
     if "requests" in body:

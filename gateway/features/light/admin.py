@@ -149,7 +149,7 @@ class LightAdmin:
         """Begin the rollout of a version, promote it, or roll it back. All gateways on the store follow in seconds."""
         body = parse_section(LightBody, parse_object(await read_body(request), "a change of a rollout"))
         add_audit_fields(request, route=body.route, action=body.action, version=body.version)
-        rollouts = self._required()
+        rollouts = self._require_rollouts()
         actor = request.get(ACTOR)
         await _apply(rollouts, body, "an operator" if actor is None else actor.name)
         return json_response({"rollout": report_of(await rollouts.view(body.route))})
@@ -157,12 +157,12 @@ class LightAdmin:
     @operation(RowsReport, query=LightQuery)
     async def _rows(self, request: web.Request) -> web.StreamResponse:
         """Return the questions of a route with the large model's answers, for a training."""
-        rows = await self._required().rows(request.query.get("route", ""))
+        rows = await self._require_rollouts().rows(request.query.get("route", ""))
         return json_response(
             {"rows": [{"at": row.at, "ends": row.ends, "text": row.text, "label": row.label} for row in rows]}
         )
 
-    def _required(self) -> Rollouts:
+    def _require_rollouts(self) -> Rollouts:
         rollouts = self._rollouts()
         if rollouts is None:
             raise BadRequest(NO_ROLLOUT)

@@ -137,12 +137,12 @@ def _distil(words: Sequence[str]) -> dict[str, Any]:
     )
     try:
         made: dict[str, Any] = orjson.loads(done.stdout)
-        return made if "report" in made else _failed(done.stderr)
+        return made if "report" in made else _fail(done.stderr)
     except orjson.JSONDecodeError:
-        return _failed(done.stderr)
+        return _fail(done.stderr)
 
 
-def _failed(text: str) -> dict[str, Any]:
+def _fail(text: str) -> dict[str, Any]:
     last = text.strip().splitlines()[-1:] or ["no reason given"]
     raise CommandFailed(f"the training failed: {last[0]}")
 

@@ -140,7 +140,7 @@ class Comparisons:
                 return response
             if request.work.internal or request.directives.no_store or provenance.tier is None:
                 return response
-            done = partial(self._served, route, rule, request, call, response)
+            done = partial(self._observe_answer, route, rule, request, call, response)
             body = response.body
             if isinstance(body, FullBody) and len(body.data) <= MAX_BYTES:
                 done((body.data,), streamed=False)
@@ -150,7 +150,7 @@ class Comparisons:
 
         return handle
 
-    def _served(
+    def _observe_answer(
         self,
         route: Route,
         rule: RolloutRule,

@@ -100,12 +100,12 @@ def run_job(job: SimulationJob) -> Simulation:
     The job creates millions of small values without cycles. Collection would double its duration. Raises
     `TrafficUnreadable` or `ConfigInvalid`.
     """
-    return _uncollected(_simulate, job)
+    return _run_without_collection(_simulate, job)
 
 
 def run_alternatives(job: SimulationJob) -> AlternativesReport:
     """Estimate the alternatives to the present policy, as `run_job` runs a simulation."""
-    return _uncollected(_estimate, job)
+    return _run_without_collection(_estimate, job)
 
 
 def _estimate(job: SimulationJob) -> AlternativesReport:
@@ -113,7 +113,7 @@ def _estimate(job: SimulationJob) -> AlternativesReport:
     return alternatives_report(traffic, _policy(job, job.present), _tariffs(job))
 
 
-def _uncollected(work: Callable[[SimulationJob], T], job: SimulationJob) -> T:
+def _run_without_collection(work: Callable[[SimulationJob], T], job: SimulationJob) -> T:
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -74,7 +74,7 @@ def policy_section(name: str, found: Mapping[str, Any]) -> list[str]:
     rows = [
         ["Hit rate", *(percent(side["hit_rate"]) for side in (present, new))],
         ["Wrong hits", *(_wrong(side["wrong_hits"]) for side in (present, new))],
-        ["Cost", *(_simulated(side) for side in (present, new))],
+        ["Cost", *(_cost_text(side) for side in (present, new))],
         ["Saved by hits", *(money(side["saved_dollars"]) for side in (present, new))],
         ["Large model's share", *(_optional(side["large_share"]) for side in (present, new))],
     ]
@@ -128,7 +128,7 @@ def _money(cost: Mapping[str, Any]) -> str:
     return "not priced" if cost["value"] is None else money(cost["value"])
 
 
-def _simulated(side: Mapping[str, Any]) -> str:
+def _cost_text(side: Mapping[str, Any]) -> str:
     unknown = side["unknown_cost"]
     return money(side["cost_dollars"]) + (f" and {_count(unknown, 'call')} of unknown cost" if unknown else "")
 

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             found, sections = {**found, "alternatives": others}, alternatives_section(others)
             tiles += alternatives_tiles(others)
             if content is not None:
-                found["simulation"] = await _simulated(admin, arguments.shadow, content, f"last-{since}")
+                found["simulation"] = await _simulate(admin, arguments.shadow, content, f"last-{since}")
                 sections += ["", *policy_section(arguments.shadow.name, found["simulation"])]
             text = "\n".join([text, "", *sections])
         if arguments.badge is not None:
@@ -84,7 +84,7 @@ def _read(policy: Path) -> bytes:
         raise CommandFailed(f"{policy}: cannot be read ({error.strerror}), expected a policy file") from None
 
 
-async def _simulated(admin: AdminClient, policy: Path, content: bytes, traffic: str) -> dict[str, Any]:
+async def _simulate(admin: AdminClient, policy: Path, content: bytes, traffic: str) -> dict[str, Any]:
     """Return the comparison of a policy with the one in force. Raise `CommandFailed` with each of its faults."""
     names = [each["name"] for each in (await admin.get("/admin/policy"))["files"]]
     if len(names) > 1 and policy.name not in names:

@@ -54,10 +54,10 @@ class TritonVersions:
             self._on_call(version, answered)
 
     async def current(self) -> str | None:
-        return max(await self._served(), key=int, default=None)
+        return max(await self._ready_versions(), key=int, default=None)
 
     async def require(self, versions: Sequence[str]) -> None:
-        before = await self._served()
+        before = await self._ready_versions()
         if before == set(versions):
             return
         try:
@@ -68,7 +68,7 @@ class TritonVersions:
                     f"{self._hosted.server} does not let models be loaded: start it with --model-control-mode=explicit"
                 ) from None
             raise BackendError(f"model '{self.model}' cannot be loaded: {error.message()}"[:300]) from None
-        missing = sorted(set(versions) - await self._served())
+        missing = sorted(set(versions) - await self._ready_versions())
         if not missing:
             return
         if before:  # Triton has dropped what it served, in favour of a version that it does not have
@@ -92,7 +92,7 @@ class TritonVersions:
             raise BackendError(f"version {version} of model '{self.model}' failed: {error.message()}"[:300]) from None
         return self._text(result)
 
-    async def _served(self) -> set[str]:
+    async def _ready_versions(self) -> set[str]:
         """Return the versions that the server has ready. Raise `BackendError` if it does not answer."""
         try:
             async with self._hosted.call_timeout(self._hosted.connect_s):

@@ -151,7 +151,7 @@ class AwsSignatures:
         if self._corrects_clock(refused, refusal):
             return True
         signer = await self._signers.current(until)
-        if f"Credential={signer.access_key}/" not in _sent(refused, "authorization"):
+        if f"Credential={signer.access_key}/" not in _signed_header(refused, "authorization"):
             return True  # another request has brought new ones
         return _is_about_credentials(refusal) and await self._signers.renewed(signer, until)
 
@@ -162,7 +162,7 @@ class AwsSignatures:
         """Take the time of AWS from a refusal. Return whether the refused signature has another time."""
         try:
             theirs = parsedate_to_datetime(_header(refusal.headers, "date"))
-            signed = datetime.strptime(_sent(refused, "x-amz-date"), TIMESTAMP).replace(tzinfo=UTC)
+            signed = datetime.strptime(_signed_header(refused, "x-amz-date"), TIMESTAMP).replace(tzinfo=UTC)
             if abs((theirs - signed).total_seconds()) < SKEW_S:
                 return False
         except (ValueError, TypeError):  # no date, or one without a zone
@@ -177,7 +177,7 @@ def _header(headers: Iterable[tuple[str, str]], wanted: str) -> str:
     return next((value for name, value in headers if name.lower() == wanted), "")
 
 
-def _sent(request: UpstreamRequest, wanted: str) -> str:
+def _signed_header(request: UpstreamRequest, wanted: str) -> str:
     """Return a header that `signed_lines` has put on a request."""
     return _header(reversed(request.extra_headers), wanted)
 

@@ -136,7 +136,7 @@ class Alternatives:
     def recorded(self) -> Alternative:
         """Return the figures of the traffic as it was answered."""
         light = self._answered_by(self._lighter)
-        kept, evidence, covered = self._kept(light, self._lighter, EVERYTHING)
+        kept, evidence, covered = self._quality(light, self._lighter, EVERYTHING)
         total = float(self._calls.dollars.sum())
         priced = all(self._price(row.backend or "", row.request.model).is_stated for row in self._calls.rows)
         cost = Estimate(total, total, total) if priced else NOTHING
@@ -146,7 +146,7 @@ class Alternatives:
         """Return the figures of a light model up to a complexity, and of the best one above it."""
         names = self._lighter if light == self.present else frozenset((light,))
         goes = self._calls.scores <= threshold
-        kept, evidence, covered = self._kept(goes, names, threshold)
+        kept, evidence, covered = self._quality(goes, names, threshold)
         cost = self._cost(goes, names, light)
         return self._alternative(light, threshold, goes, cost, kept, evidence, covered)
 
@@ -203,7 +203,7 @@ class Alternatives:
     ) -> Alternative:
         requests, taken = len(goes), int(goes.sum())
         share = taken / requests if requests else 0.0
-        kept = ALL_KEPT if not taken else Estimate(*(_mixed(share, end) for end in light_kept))
+        kept = ALL_KEPT if not taken else Estimate(*(_mix(share, end) for end in light_kept))
         return Alternative(light, threshold, requests, taken, cost, kept, light_kept, evidence, covered)
 
     # Cost
@@ -267,7 +267,7 @@ class Alternatives:
 
     # Quality
 
-    def _kept(self, goes: Flags, names: Set[str], threshold: float) -> tuple[Estimate, Evidence, float]:
+    def _quality(self, goes: Flags, names: Set[str], threshold: float) -> tuple[Estimate, Evidence, float]:
         """Return the share of light answers that are as good as the best model's, with its evidence."""
         requests = np.bincount(self._calls.bands[goes], minlength=BANDS)
         total = int(requests.sum())
@@ -284,7 +284,7 @@ class Alternatives:
         first, second = self._bands(names, self._lighter, threshold), self._bands(self._lighter, self.best, threshold)
         chained = {band: int(requests[band]) for band in first if requests[band] and band in second.keys() - seen}
         if chained:
-            shares.append((sum(chained.values()), _chained(_share(chained, first), _share(chained, second))))
+            shares.append((sum(chained.values()), _chain(_share(chained, first), _share(chained, second))))
         covered = sum(number for number, _ in shares)
         low = sum(number * (each.low or 0.0) for number, each in shares) / total
         high = sum(number * (1.0 if each.high is None else each.high) for number, each in shares) / total
@@ -317,14 +317,14 @@ def _share(requests: Mapping[int, int], bands: Mapping[int, Evidence]) -> Estima
     return Estimate(good / (good + worse) if good + worse else None, low, high)
 
 
-def _chained(first: Estimate, second: Estimate) -> Estimate:
+def _chain(first: Estimate, second: Estimate) -> Estimate:
     """Return the bounds of a share of equal answers, of a and c, from those of a and b, and of b and c (Fréchet)."""
     a, b = (first.low or 0.0, 1.0 if first.high is None else first.high)
     c, d = (second.low or 0.0, 1.0 if second.high is None else second.high)
     return Estimate(None, max(0.0, a + c - 1.0), 1.0 - max(0.0, a - d, c - b))
 
 
-def _mixed(share: float, light: float | None) -> float | None:
+def _mix(share: float, light: float | None) -> float | None:
     """Return the share of all requests that are kept, where the light model gets a share of them."""
     return None if light is None else 1.0 - share * (1.0 - light)
 

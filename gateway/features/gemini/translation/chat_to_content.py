@@ -166,17 +166,17 @@ class _Turns:
                 continue
             contents += self._pending()
             if role == "assistant":
-                contents += _turn("model", [*self._spoken(message), *self._made(message)])
+                contents += _turn("model", [*self._text_parts(message), *self._call_parts(message)])
             elif role == "user":
                 contents += _turn("user", list(_parts(message.get("content"))))
             else:
                 raise untranslatable(f"a message of the role {role[:40]!r}", "messages")
         return [*contents, *self._pending()]
 
-    def _spoken(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _text_parts(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _parts(message.get("content") or message.get("refusal"))
 
-    def _made(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _call_parts(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         calls = message.get("tool_calls") or ()
         if calls:
             self._calls = {}

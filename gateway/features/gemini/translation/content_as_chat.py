@@ -82,7 +82,7 @@ class ChatOfContent:
             if self._call.embeds:
                 return self._vectors(body)
             choices = [_choice(each, _made_id(body), self._original) for each in candidates_of(body)]
-            choices = choices or [_blocked(body)]
+            choices = choices or [_blocked_choice(body)]
             ended = [self._stops.whole(choice) if i == 0 else choice for i, choice in enumerate(choices)]
             head = {"id": _id(body), "object": "chat.completion", **self._head}
             if body.get("modelVersion"):
@@ -100,8 +100,8 @@ class ChatOfContent:
             if event.data == END.data:
                 held = self._stops.rest()
                 rest = [self._chunks.chunk(0, {"content": held})] if held else []
-                return [_encoded(each) for each in (*rest, *self._chunks.end())] + [Event(DONE)]
-            return [_encoded(self._stops.chunk(each)) for each in self._chunks.of(load_json(event.data))]
+                return [_encode(each) for each in (*rest, *self._chunks.end())] + [Event(DONE)]
+            return [_encode(self._stops.chunk(each)) for each in self._chunks.of(load_json(event.data))]
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
@@ -132,7 +132,7 @@ class _Chunks:
             self._head["model"] = body["modelVersion"]
         self._usage |= as_dict(body.get("usageMetadata"))
         if as_dict(body.get("promptFeedback")).get("blockReason"):
-            self._refusal = _blocked(body)
+            self._refusal = _blocked_choice(body)
         for candidate in candidates_of(body):
             index = index_of(candidate)
             if index not in self._finishes:
@@ -170,7 +170,7 @@ class _Chunks:
         return {**self._head, "choices": [choice]}
 
 
-def _encoded(chunk: Mapping[str, Any]) -> Event:
+def _encode(chunk: Mapping[str, Any]) -> Event:
     return Event(escape_line_ends(dump_json(chunk)))
 
 
@@ -215,7 +215,7 @@ def _tool_call(part: Mapping[str, Any], made_id: str, original: Callable[[str], 
     return {**made, "extra_content": {"google": {"thought_signature": signature}}} if signature else made
 
 
-def _blocked(body: Mapping[str, Any]) -> dict[str, Any]:
+def _blocked_choice(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the choice of a prompt that was blocked. Raise `MalformedResponse` for an answer without candidates that
     does not say so."""
     reason = as_dict(body.get("promptFeedback")).get("blockReason")

@@ -47,7 +47,7 @@ def bedrock(name: str, param: Param, draft: Draft) -> Place | None:
     if (url := endpoint.text()) is not None:
         url = url.rstrip("/")
         endpoint.carried(f"url: {url}")
-    place = named(region, draft, "region of Bedrock") or (
+    place = text_of(region, draft, "region of Bedrock") or (
         in_name[1] if in_name else f"${{{draft.need(REGION, 'region of Bedrock')}}}"
     )
     identity = {"type": "aws"}
@@ -86,8 +86,8 @@ def vertex(name: str, param: Param, draft: Draft) -> Place | None:
         return None
     project = _first(param, "vertex_project", "vertex_ai_project")
     location = _first(param, "vertex_location", "vertex_ai_location")
-    of = named(project, draft, "project on Vertex") or f"${{{draft.need('VERTEXAI_PROJECT', 'project on Vertex')}}}"
-    at = named(location, draft, "location on Vertex") or "us-central1"  # LiteLLM's default
+    of = text_of(project, draft, "project on Vertex") or f"${{{draft.need('VERTEXAI_PROJECT', 'project on Vertex')}}}"
+    at = text_of(location, draft, "location on Vertex") or "us-central1"  # LiteLLM's default
     project.carried("a part of the URL")
     location.carried("a part of the URL")
     host = "aiplatform.googleapis.com" if at == "global" else f"{at}-aiplatform.googleapis.com"
@@ -102,7 +102,7 @@ def vertex(name: str, param: Param, draft: Draft) -> Place | None:
 CLOUDS: Mapping[str, Callable[[str, Param, Draft], Place | None]] = {"bedrock": bedrock, "vertex_ai": vertex}
 
 
-def named(setting: Setting, draft: Draft, purpose: str) -> str | None:
+def text_of(setting: Setting, draft: Draft, purpose: str) -> str | None:
     """Return the text of a setting, whose variable the new configuration needs, too."""
     if (variable := setting.variable()) is not None:
         draft.need(variable, purpose)
@@ -113,7 +113,7 @@ def azure_identity(param: Param, draft: Draft, secret: Secret, *, refreshes: boo
     """Return the identity of a deployment of Azure without a key; empty if it has none. With `refreshes`, LiteLLM gets
     tokens of Entra ID for all of them."""
     parts = [param(key) for key in ("tenant_id", "client_id", "client_secret")]
-    texts = [named(part, draft, f"{part.name} of Entra ID") for part in parts[:2]]
+    texts = [text_of(part, draft, f"{part.name} of Entra ID") for part in parts[:2]]
     if all(texts) and parts[2].is_set:
         scope = param("azure_scope").text() or AZURE_SCOPE
         param("azure_scope").carried(f"identity.scope: {scope}")
