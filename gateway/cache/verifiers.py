@@ -439,16 +439,22 @@ class TwoStageVerifier:
         read."""
         logits = self._first.weights.logits
         if logits is None or 0 < candidate.entries <= FEW_ENTRIES or first.veto is not None:
-            return replace(first, ceiling=self._combined(candidate, first, MAX_LOGIT).score)
-        highest, lowest, typical = (
-            self._combined(candidate, first, logit)
-            for logit in (
-                logits.highest_at(candidate.similarity),
-                logits.lowest,
-                logits.typical_at(candidate.similarity),
-            )
+            return replace(first, ceiling=self._score(candidate, first, MAX_LOGIT))
+        return replace(
+            first,
+            ceiling=self._score(candidate, first, logits.highest_at(candidate.similarity)),
+            least=self._score(candidate, first, logits.lowest),
+            unread=self._combined(candidate, first, logits.typical_at(candidate.similarity)),
         )
-        return replace(first, ceiling=highest.score, least=lowest.score, unread=typical)
+
+    def _score(self, candidate: StoredCandidate, first: Opinion, logit: float) -> float:
+        return score_of(self._log_odds(candidate, first, logit)[0])
+
+    def _log_odds(self, candidate: StoredCandidate, first: Opinion, logit: float) -> tuple[float, bool]:
+        """Return what `VerifierWeights.second_log_odds` does."""
+        return self._first.weights.second_log_odds(
+            candidate.similarity, first.trees_doubt, logit, first.words_shared, candidate.entries
+        )
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         if len(self._pairs) >= MAX_WAITING:
@@ -476,9 +482,7 @@ class TwoStageVerifier:
 
     def _combined(self, candidate: StoredCandidate, first: Opinion, logit: float) -> Opinion:
         """Return the opinion of both stages. It keeps the veto and the doubt of the first."""
-        log_odds, is_of_few = self._first.weights.second_log_odds(
-            candidate.similarity, first.trees_doubt, logit, first.words_shared, candidate.entries
-        )
+        log_odds, is_of_few = self._log_odds(candidate, first, logit)
         return replace(self._first.opinion(log_odds), veto=first.veto, doubt=first.doubt, is_of_few=is_of_few)
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
