@@ -203,7 +203,7 @@ def report_of(view: RolloutView) -> dict[str, Any]:
         "candidate": rollout.candidate,
         "previous": rollout.previous,
         "share": view.share,
-        "managed": rollout.epoch > 0,
+        "managed": rollout.has_begun,
         "judged": rollout.subject,
         "compared_with": rollout.reference,
         "verdict": view.verdict.why,

@@ -88,7 +88,9 @@ class Rollouts(Runtime):
                 served.follow(None, lambda _, __: None)
         for name in gone:
             self._metrics.show(name, {})
-        for route in routes.values():
+        for name, route in routes.items():
+            if name in self._rollouts and (versions := self.versions_of(route)):
+                self._rollouts[name] = self._rollouts[name].of_model(versions[0].model)
             self._follow(route)
 
     def observe(self, route: Route, inner: Handler) -> Handler:
@@ -163,7 +165,7 @@ class Rollouts(Runtime):
 
     async def read(self, route: Route) -> Rollout:
         """Return the state in the store, and follow it. Raise `StoreUnavailable`."""
-        rollout = await self._store.read(route.name)
+        rollout = (await self._store.read(route.name)).of_model(self.versions_of(route)[0].model)
         if rollout != self._rollouts.get(route.name):
             self._rollouts[route.name] = rollout
             self._follow(route)
@@ -238,7 +240,7 @@ class Rollouts(Runtime):
         old = await self.read(route)
         if version in (old.stable, old.candidate):
             raise RolloutConflict(f"version {version} is rolled out already")
-        adopted = old if old.epoch else old.adopt(await self._current(route, version))
+        adopted = old if old.has_begun else old.adopt(await self._current(route, version))
         new = adopted.begin(version, report)
         await self._require(route, new)
         return await self._command(route, old, new, Change.STARTED, "a new version begins", by)

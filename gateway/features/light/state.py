@@ -43,10 +43,12 @@ class Rollout:
 
     A `candidate` gets the share of its `step`. Without one, the `stable` version has all calls and is compared with the
     `previous` one. With neither, the large model answers. `epoch` numbers what the evidence is about, and `looks` the
-    looks at it so far.
+    looks at it so far. `first_epoch` is the one in which `model` has no rollout yet.
     """
 
     revision: int = 0
+    model: str = ""  # whose versions these are, as the server names it
+    first_epoch: int = 0
     stable: str | None = None
     previous: str | None = None
     candidate: str | None = None
@@ -72,9 +74,14 @@ class Rollout:
         """The versions that the model servers have to serve."""
         return tuple(dict.fromkeys(each for each in (self.stable, self.candidate, self.previous) if each is not None))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a version of the model was rolled out."""
+        return self.epoch != self.first_epoch
+
     def split(self, steps: Sequence[float]) -> VersionSplit | None:
         """Return the shares of the calls, or None if no version was rolled out yet: the server then chooses."""
-        if self.epoch == 0:
+        if not self.has_begun:
             return None
         if self.candidate is None:
             return VersionSplit(self.stable)
@@ -83,6 +90,13 @@ class Rollout:
     def share(self, steps: Sequence[float]) -> float:
         """Return the share of the candidate. A policy may have fewer steps than before."""
         return steps[min(self.step, len(steps) - 1)]
+
+    def of_model(self, model: str) -> Rollout:
+        """Return the rollout for the model that the route has now. Versions of another model are forgotten."""
+        if self.model in (model, ""):
+            return replace(self, model=model)
+        none = self.withdraw()
+        return replace(none, model=model, first_epoch=none.epoch, report={})
 
     def adopt(self, version: str | None) -> Rollout:
         """Return the rollout with the version that the server has served so far, before the first rollout."""

@@ -241,3 +241,13 @@ def test_its_rule_is_read_as_written() -> None:
 def policy(route: str) -> RolloutRule | None:
     text = f"version: 1\nroutes:\n  - name: default\n    match: {{}}\n    route: {route}\n"
     return policy_from_text(text, "policy.yaml", config()).routes[0].of(RolloutRule)
+
+
+def test_the_rollout_of_a_new_model_begins_anew_in_an_epoch_of_its_own() -> None:
+    mine = IN_FORCE.of_model("intents")
+    assert replace(mine, model="") == IN_FORCE, "a record of an older release names no model"
+    assert mine.of_model("intents") == mine
+    other = mine.of_model("topics")
+    assert (other.versions, other.has_begun, other.split(RULE.steps)) == ((), False, None)
+    assert other.epoch > mine.epoch, "evidence of the other model stays apart"
+    assert other.begin("1", {}).has_begun

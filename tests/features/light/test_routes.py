@@ -72,5 +72,29 @@ async def test_a_route_that_goes_or_changes_its_light_model_leaves_the_server_to
             apply(route, NONE)
             assert (await route.ask()).headers["x-nearhit-backend"] == "light"
             apply(route, AFTER)  # it goes on where it was
-            await until(lambda: route.rollouts.rollout_of("default").epoch > 0)
+            await until(lambda: route.rollouts.rollout_of("default").has_begun)
             assert (await route.ask()).headers["x-nearhit-backend"] == "main"
+
+
+async def test_versions_of_one_model_are_never_asked_of_another(
+    models: Models, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A route whose light model becomes another one has no rollout yet, and may begin one."""
+    model, second = models.model(), models.model()
+    models.put(model, 7)
+    models.put(second, 1)
+    more = {"second": {"adapter": "triton", "url": models.server.url, "model": second}}
+    async with routed(models, upstream, tmp_path, model, more_backends=more) as route:
+        await route.start(7)
+        await route.admin(action="promote")
+        assert set(await shares(route)) == {'{route="default",version="7"}'}
+        apply(route, MOVED)
+        assert await shares(route) == {}
+        assert not route.rollouts.rollout_of("default").has_begun
+        (served,) = route.rollouts.versions_of(route.rollouts.route("default"))
+        await served.require(["1"])
+        await route.rollouts.check()
+        assert (await route.ask()).headers["x-nearhit-backend"] == "second"
+        status, found = await route.admin(action="start", version="1")
+        assert status == 200, found
+        assert route.rollouts.rollout_of("default").versions == ("1",)
