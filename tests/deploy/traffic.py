@@ -40,10 +40,11 @@ ROUTES = {
     "limited": (EXACT, "backend: main", "limits: {requests: 2/h, cost: {per_day: 100 USD}}"),
     "pair": (EXACT, "backend: pair", ""),
     "bad": (EXACT, "backend: bad", ""),
-    # Nothing is asked of these three: they open features whose metrics are only known.
+    # Nothing is asked of these: they open features whose metrics are only known.
     "classified": (EXACT, f"{TIERS}, complexity: {{adapter: http, url: http://127.0.0.1:9/classify}}", ""),
     "guarded": (EXACT, "backend: main", 'guard: {request: "http://127.0.0.1:9/"}'),
     "billed": (EXACT, "backend: main", "spend: {metrics: on}"),
+    "rolled": (EXACT, f"{TIERS}, rollout: on", ""),
     "private": (EXACT, "backend: main", "privacy: {pii: [email]}"),
     "trusting": (f"{EXACT}, semantic: {{ttl: 1h, min_similarity: 0.5}}, admit: {{trust: own}}", "backend: main", ""),
 }
