@@ -162,5 +162,5 @@ async def test_the_explanation_names_the_model_that_scored(tmp_path: Path) -> No
         body = {"model": "m", "messages": [{"role": "user", "content": HARD}]}
         async with served.session.post(served.admin_url + "/admin/explain", json=body) as answer:
             found = Explanation(**await answer.json())
-        assert found.scored_by == "the shipped score; the route has 0 of 300 labels for its own fit"
+        assert found.scored_by == "the shipped score; the route has 0 of 200 labels for its own fit"
         assert found.scored_by in found.as_text()

@@ -55,6 +55,11 @@ KEYS: dict[str, tuple[str, str]] = {
     "audit.per_hour": (f"{PAIR}, audit: {{share: 100%, per_hour: 2}}", ""),
     "audit.cost_per_day": (f"{PAIR}, audit: {{share: 100%, cost_per_day: 1.0}}", ""),
     "audit.judge": (f"{PAIR}, audit: {{share: 100%, judge: judge}}", ""),
+    "rollout": (
+        f"{PAIR}, rollout: {{audit: 100%, per_hour: 2, cost_per_day: 1.0, margin: 5%, agreement: 70%, slower: 2, "
+        "give_up_after: 1h, keep: 1d, steps: [10%, 100%], webhook: 'http://127.0.0.1:9/'}",
+        "",
+    ),
     "learn": (f"{PAIR}, quality: 0.9, learn: off", ""),
     "priority": (f"{PAIR}, priority: low", ""),
     "client_priority": (f"{PAIR}, client_priority: on", ""),
