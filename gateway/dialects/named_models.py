@@ -26,7 +26,7 @@ _MAY_NAME = re.compile("|".join(("%", *_IN_QUERY)))  # an escape may hide a name
 # Paths that name a model: Azure's deployments, Google's models, OpenAI's former engines, Bedrock's models. Azure's
 # servers do not tell small letters from capitals there.
 _IN_PATH = re.compile(
-    r"/(?i:deployments|engines)/([^/]+)/|/(?i:models?)/([^/]+?)(?::(?:[a-z]+[A-Z][A-Za-z]*|predict))?(?:/|$)"
+    r"/(?i:deployments|engines)/([^/]+)(?=/)|/(?i:models?)/([^/]+?)(?::(?:[a-z]+[A-Z][A-Za-z]*|predict))?(?=/|$)"
 )
 _BLANKS = b" \t\r\n"
 # Segments of paths to what belongs to an account, of OpenAI, Anthropic, Azure, Google and Mistral.
@@ -103,14 +103,14 @@ def models_named(method: str, path: str, query: str, in_body: str | None) -> tup
 
     The body decides before the query, and a path that names a model before both. `path` is in its normal form.
     """
-    match = _IN_PATH.search(path) if method == "POST" else None
+    found = _IN_PATH.findall(path) if method == "POST" else []
     may_name = _MAY_NAME.search(query)
-    if match is None and not may_name:
+    if not found and not may_name:
         return (in_body,) if in_body else ()
-    in_path = "" if match is None else unquote(match[1] or match[2])
+    in_path = [unquote(deployment or model) for deployment, model in found]
     pairs = _pairs(query) if may_name else []
     in_query = (_only(value for name, value in pairs if name == field) for field in _IN_QUERY)
-    return tuple(dict.fromkeys(name for name in (in_path, in_body, *in_query) if name))
+    return tuple(dict.fromkeys(name for name in (*in_path, in_body, *in_query) if name))
 
 
 def uses_only_named(method: str, path: str) -> bool:

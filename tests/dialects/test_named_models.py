@@ -100,6 +100,8 @@ def test_two_content_types_are_refused() -> None:
         ("POST", "/v1beta/models/gemini-pro:streamGenerateContent", "alt=sse", None, ("gemini-pro",)),
         ("POST", "/v1beta/models/gemma:2b:generateContent", "", None, ("gemma:2b",)),
         ("POST", "/model/claude/invoke", "", None, ("claude",)),
+        ("POST", "/v1beta/models/allowed/models/other:countTokens", "", None, ("allowed", "other")),
+        ("POST", "/openai/deployments/allowed/deployments/other/images", "", None, ("allowed", "other")),
         ("POST", "/v1/engines/davinci/completions", "", None, ("davinci",)),
         ("GET", "/v1/models/m", "", None, ()),
         ("DELETE", "/v1/models/m", "", None, ()),
