@@ -478,7 +478,7 @@ class Opinion:
     is_same: bool = False  # both count as the same text, so that no label of other questions moves the score
     is_of_few: bool = False  # the weights of few entries gave the score (`gateway.cache.verifiers`)
     least: float = -math.inf  # the least that a second opinion is expected to say
-    unread: Opinion | None = None  # stands where the second opinion cannot change the decision; None: this one does
+    estimate: Opinion | None = None  # stands where the second opinion cannot change the decision; None: this one does
 
 
 PriorBands = Sequence[tuple[float, float]]

@@ -23,7 +23,7 @@ BLOCK = 1000  # rows of the matrix of similarities at a time
 LOWEST_SIMILARITY = 0.5  # below it no verifier reads a neighbour
 Row = tuple[Any, ...]
 """The fields of an opinion, as msgpack has them."""
-FIELDS = tuple(each.name for each in fields(Opinion) if each.name != "unread")  # `unread` is the last one
+FIELDS = tuple(each.name for each in fields(Opinion) if each.name != "estimate")  # `estimate` is the last one
 GATEWAY = Path(__file__).parents[1] / "gateway"
 
 
@@ -110,15 +110,15 @@ def _key(question: str, candidate: StoredCandidate) -> bytes:
 
 
 def _row(opinion: Opinion) -> Row:
-    """Return the fields in their order. `unread` is a row, too."""
-    unread = None if opinion.unread is None else _row(opinion.unread)
-    return (*(getattr(opinion, name) for name in FIELDS), unread)
+    """Return the fields in their order. `estimate` is a row, too."""
+    estimate = None if opinion.estimate is None else _row(opinion.estimate)
+    return (*(getattr(opinion, name) for name in FIELDS), estimate)
 
 
 def _opinion(row: Row) -> Opinion:
     found = Opinion(*row[:-1])
     found.veto, found.doubt = (Refusal(each) if each else None for each in (found.veto, found.doubt))
-    found.unread = None if row[-1] is None else _opinion(row[-1])
+    found.estimate = None if row[-1] is None else _opinion(row[-1])
     return found
 
 

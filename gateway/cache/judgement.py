@@ -142,7 +142,7 @@ def _may_turn(opinion: Opinion, scores: CandidateScores) -> bool:
     it."""
     if opinion.veto is not None or opinion.ceiling is None:
         return False
-    if opinion.unread is None:
+    if opinion.estimate is None:
         return max(opinion.score, opinion.ceiling) + scores.shift >= scores.threshold
     return opinion.ceiling + scores.shift >= scores.threshold > opinion.least + scores.shift
 
@@ -204,20 +204,20 @@ class CandidateScorer:
         if len(neighbours) > 1:
             scores.best_index = best_index(scores.judged)
         if not self._is_similarity_only:
-            self._decide_unread(scores)
+            self._decide_by_estimates(scores)
             scores.parts = None if scores.unread else _parts(scores)
             if self._load is not None and self.needs_second_opinion(scores):
                 self._leave_out_pairs(scores, self._load)
         return scores
 
-    def _decide_unread(self, scores: CandidateScores) -> None:
+    def _decide_by_estimates(self, scores: CandidateScores) -> None:
         """Decide the candidates that the second opinion cannot turn. If one of them may be served, no other is read."""
         scores.unread = _open_candidates(scores)
         served = list[int]()
         for at, ((entry, similarity), judged) in enumerate(zip(scores.neighbours, scores.judged, strict=True)):
-            unread = judged.opinion.unread
-            if unread is not None and not _may_turn(judged.opinion, scores):
-                scores.judged[at] = self._evaluate(scores, entry, similarity, unread)
+            estimate = judged.opinion.estimate
+            if estimate is not None and not _may_turn(judged.opinion, scores):
+                scores.judged[at] = self._evaluate(scores, entry, similarity, estimate)
                 if scores.judged[at].reason is None:
                     served.append(at)
         if served:

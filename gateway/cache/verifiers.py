@@ -444,7 +444,7 @@ class TwoStageVerifier:
             first,
             ceiling=self._score(candidate, first, logits.highest_at(candidate.similarity)),
             least=self._score(candidate, first, logits.lowest),
-            unread=self._combined(candidate, first, logits.typical_at(candidate.similarity)),
+            estimate=self._combined(candidate, first, logits.typical_at(candidate.similarity)),
         )
 
     def _score(self, candidate: StoredCandidate, first: Opinion, logit: float) -> float:

@@ -166,10 +166,9 @@ async def test_what_no_second_opinion_could_get_served_is_not_read_and_is_not_fi
     assert (scores.chosen.reason, scores.chosen.final) == (Refusal.SIMILARITY, False)
 
 
-def bounded_at(least: float, unread: float, most: float) -> Opinion:
+def bounded_at(least: float, estimate: float, most: float) -> Opinion:
     """A first opinion, with what the second one can say of it, relative to the threshold."""
-    unread_opinion = final_at(unread)
-    return Opinion(LEAST, 0.5, ceiling=LEAST + most, least=LEAST + least, unread=unread_opinion)
+    return Opinion(LEAST, 0.5, ceiling=LEAST + most, least=LEAST + least, estimate=final_at(estimate))
 
 
 async def test_a_candidate_that_no_logit_could_get_served_is_refused_unread_and_teaches_by_its_typical_score() -> None:

@@ -221,7 +221,7 @@ def both_opinions(logit: float, candidate: StoredCandidate) -> tuple[Opinion, Op
 def test_among_few_entries_no_second_opinion_is_above_the_ceiling(logit: float, similarity: float, stored: str) -> None:
     first, second = both_opinions(logit, StoredCandidate(stored, similarity, entries=FEW_ENTRIES))
     assert first.ceiling is not None
-    assert first.unread is None
+    assert first.estimate is None
     assert second.score <= first.ceiling + 1e-12
 
 
@@ -235,20 +235,20 @@ def test_a_logit_within_its_range_gives_a_score_between_the_least_and_the_ceilin
     logit = min(logits.highest_at(similarity), max(logits.lowest, share))
     first, second = both_opinions(logit, StoredCandidate(stored, similarity))
     if first.veto is not None:
-        assert first.unread is None
+        assert first.estimate is None
         return
     assert first.ceiling is not None
-    assert first.unread is not None
+    assert first.estimate is not None
     assert first.least - 1e-12 <= second.score <= first.ceiling + 1e-12
-    assert first.least - 1e-12 <= first.unread.score <= first.ceiling + 1e-12
-    assert first.unread.ceiling is None, "it is final"
+    assert first.least - 1e-12 <= first.estimate.score <= first.ceiling + 1e-12
+    assert first.estimate.ceiling is None, "it is final"
 
 
 def test_weights_without_a_range_of_logits_have_every_pair_read() -> None:
     """Those that a route tuned have another cross-encoder."""
     verifier = TwoStageVerifier(LearnedVerifier(replace(WEIGHED.weights, logits=None)), Scripted())
     (first,) = verifier.opinions("Who won in 2022?", [StoredCandidate("Who won?", 0.8)])
-    assert (first.unread, first.least) == (None, -np.inf)
+    assert (first.estimate, first.least) == (None, -np.inf)
     verifier.close()
 
 

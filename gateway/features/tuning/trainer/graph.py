@@ -201,7 +201,7 @@ def _divided(name: str, joined: Array, bias: Array) -> dict[str, Array]:
     return found
 
 
-def inner_sizes(weights: Weights) -> Sequence[int]:
+def sizes_of(weights: Weights) -> Sequence[int]:
     """Return the sizes of the network: positions, width, inner layer, and layer of the head. Raise KeyError."""
     positions, width = weights[TABLES[0]].shape
     return positions, width, len(weights["bert.encoder.layer.0.intermediate.dense.bias"]), len(weights["head.0.bias"])

@@ -66,7 +66,7 @@ def load(path: Path) -> Network:
     """Return the network of an int8 graph. Raise ValueError where the graph has another shape."""
     try:
         weights = graph.read(path)
-        positions, width, inner, head = graph.inner_sizes(weights)
+        positions, width, inner, head = graph.sizes_of(weights)
         network = Network(graph.layers_of(weights), width, inner, positions, head)
         state = {name: torch.from_numpy(np.array(each, np.float32)) for name, each in weights.items()}
         given = network.state_dict()
