@@ -16,7 +16,7 @@ from gateway.dialects.targets import target_of
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.connections import closing_response, refused_version
 from gateway.http_server.request_body import HttpBody, read_buffered
-from gateway.http_server.response_writer import body_nowait, keep_alive_of
+from gateway.http_server.response_writer import body_nowait, comment_of, keep_alive_of
 from gateway.http_server.service import RequestService
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, prebuilt, unbuffered
@@ -65,9 +65,8 @@ class AiohttpEdge:
             headers = service.headers.all(request, replace(response, headers=tuple(unbuffered(response.headers))))
             out = web.StreamResponse(status=response.status, headers=headers)
             await out.prepare(http)
-            sign_of_life, call = keep_alive_of(request), request.call
-            comment = None if call is None or call.dialect.reads_comments else sign_of_life
-            await _relay(http, out, body, sign_of_life, comment, service.config.stream_keep_alive)
+            silence_s = service.config.stream_keep_alive
+            await _relay(http, out, body, keep_alive_of(request), comment_of(request), silence_s)
             return out
         finally:
             await close_body(body)

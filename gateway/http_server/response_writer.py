@@ -173,10 +173,8 @@ async def stream(
         if is_bodiless(method, status):
             await drain(body)
             return
-        sign_of_life, call = keep_alive_of(request), request.call
-        comment = None if call is None or call.dialect.reads_comments else sign_of_life
-        with KeepAlive(out, sign_of_life, silence_s, chunked=chunked) as alive:
-            await relay_body(body, out, alive, chunked=chunked, comment=comment)
+        with KeepAlive(out, keep_alive_of(request), silence_s, chunked=chunked) as alive:
+            await relay_body(body, out, alive, chunked=chunked, comment=comment_of(request))
         if chunked:
             out.write(LAST_CHUNK)
         await out.wait_writable()
@@ -224,6 +222,11 @@ class KeepAlive:
 def keep_alive_of(request: RequestContext) -> Event:
     """Return the event that keeps the client's stream alive, in its dialect."""
     return KEEP_ALIVE if request.call is None else request.call.dialect.keep_alive
+
+
+def comment_of(request: RequestContext) -> Event | None:
+    """Return the event that stands for a backend's comments, or None if the client ignores comments."""
+    return None if request.call is None or request.call.dialect.reads_comments else keep_alive_of(request)
 
 
 async def relay_body(
